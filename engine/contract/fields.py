@@ -1,0 +1,130 @@
+"""Strict reading of JSON objects into frozen dataclasses: no missing, unknown or mistyped field passes.
+
+`parse_object` reads the fields of a dataclass from its annotations (bool, int, float, str, dict, lists and tuples of
+dataclasses, and ``| None``). An int is accepted where a float is wanted; a bool is never a number; NaN is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from .errors import RequestError
+
+T = TypeVar("T")
+
+
+def parse_json(text: str | bytes, *, field: str = "body") -> dict[str, Any]:
+    """Return the JSON object in ``text``.
+
+    Raises:
+        RequestError: ``invalid_json`` when it is not JSON or not an object.
+    """
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(
+            "invalid_json", f"Not JSON: {error}.", field=field, remedy="Send one JSON object in UTF-8."
+        ) from error
+    if not isinstance(data, dict):
+        raise RequestError("invalid_json", "The JSON is not an object.", field=field, value=data)
+    return data
+
+
+def parse_object(cls: type[T], data: Mapping[str, Any], *, path: str, skip: tuple[str, ...] = ()) -> T:
+    """Build the dataclass ``cls`` from ``data``; ``path`` prefixes field names in errors.
+
+    Args:
+        skip: keys of ``data`` that another reader owns (``type``).
+
+    Raises:
+        RequestError: ``missing_field``, ``unknown_field``, ``wrong_type`` or ``out_of_range`` (NaN).
+    """
+    hints = typing.get_type_hints(cls)
+    names = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for key in data:
+        if key not in names and key not in skip:
+            raise RequestError(
+                "unknown_field",
+                f"There is no field {key!r}.",
+                field=_join(path, key),
+                value=data[key],
+                remedy=f"Known fields: {', '.join(names)}.",
+            )
+    values: dict[str, Any] = {}
+    for name, spec in names.items():
+        if name in data:
+            values[name] = _convert(hints[name], data[name], _join(path, name))
+        elif spec.default is dataclasses.MISSING and spec.default_factory is dataclasses.MISSING:
+            raise RequestError(
+                "missing_field",
+                f"The field {name!r} is required.",
+                field=_join(path, name),
+                remedy=f"Send {name!r}.",
+            )
+    return cls(**values)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _convert(hint: Any, value: Any, path: str) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        return _convert(next(arg for arg in args if arg is not type(None)), value, path)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise _wrong(path, value, "a list")
+        return tuple(_convert(args[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+    if origin is dict or hint is dict:
+        if not isinstance(value, dict):
+            raise _wrong(path, value, "an object")
+        return value
+    if origin is typing.Literal:
+        if value not in args:
+            raise RequestError(
+                "out_of_range",
+                f"{path} is one of {', '.join(map(repr, args))}.",
+                field=path,
+                value=value,
+                remedy=f"Use {args[0]!r}.",
+            )
+        return value
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, dict):
+            raise _wrong(path, value, "an object")
+        return parse_object(typing.cast("type[Any]", hint), value, path=path)
+    return _scalar(hint, value, path)
+
+
+def _scalar(hint: Any, value: Any, path: str) -> Any:
+    if hint is bool and isinstance(value, bool):
+        return value
+    if hint is str and isinstance(value, str):
+        return value
+    if hint is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise RequestError(
+                "out_of_range",
+                f"{path} must be a finite number.",
+                field=path,
+                value=value,
+                remedy="Send a number.",
+            )
+        return float(value)
+    names = {bool: "true or false", str: "a string", int: "a whole number", float: "a number"}
+    raise _wrong(path, value, names.get(hint, str(hint)))
+
+
+def _wrong(path: str, value: Any, wanted: str) -> RequestError:
+    return RequestError("wrong_type", f"{path} must be {wanted}.", field=path, value=value, remedy=f"Send {wanted}.")

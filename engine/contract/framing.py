@@ -1,0 +1,118 @@
+"""Parts on the wire and safetensors headers, without torch or numpy.
+
+A text frame announces parts (`messages.Part`); binary frames of at most `MAX_SLICE` bytes of payload follow, each
+behind a 16-byte header: message (u32), part index (u32), offset (u64), big endian. Slices of a part come in order.
+`read_header` checks a safetensors header against the real size of its bytes, so that one which lies is refused
+before anything maps it.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from .errors import RequestError
+
+MAX_SLICE = 4 * 1024 * 1024 - 16
+"""Largest payload of one binary frame, bytes (with its header: 4 MiB)."""
+HEADER = struct.Struct(">IIQ")
+_MAX_HEADER_BYTES = 1_000_000
+DTYPE_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
+    "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor as its safetensors header describes it: ``dtype`` (``F32``), ``shape``, byte range in the data."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def pack_slice(message: int, part: int, offset: int, payload: bytes | memoryview) -> bytes:
+    """Return one binary frame."""
+    return HEADER.pack(message, part, offset) + bytes(payload)
+
+
+def unpack_slice(frame: bytes) -> tuple[int, int, int, memoryview]:
+    """Return (message, part, offset, payload) of a binary frame.
+
+    Raises:
+        RequestError: ``bad_tensor`` when the frame is shorter than its header or longer than allowed.
+    """
+    if len(frame) < HEADER.size or len(frame) > MAX_SLICE + HEADER.size:
+        raise RequestError(
+            "bad_tensor",
+            "A binary frame has a 16-byte header and at most 4 MiB in all.",
+            field="frame",
+            value=len(frame),
+            remedy="Cut parts into slices of 4 MiB - 16 bytes.",
+        )
+    message, part, offset = HEADER.unpack_from(frame)
+    return message, part, offset, memoryview(frame)[HEADER.size :]
+
+
+def slices(length: int) -> Iterator[tuple[int, int]]:
+    """Yield (start, end) of the slices of a part of ``length`` bytes; one empty slice for an empty part."""
+    for start in range(0, max(length, 1), MAX_SLICE):
+        yield start, min(start + MAX_SLICE, length)
+
+
+def read_header(file: BinaryIO, size: int, *, field: str) -> dict[str, TensorInfo]:
+    """Read and check the safetensors header of ``file`` (positioned at its start) of ``size`` bytes.
+
+    Raises:
+        RequestError: ``bad_tensor`` when the header is cut, is not JSON, or its byte ranges do not tile the data exactly.
+    """
+    prefix = file.read(8)
+    length = int.from_bytes(prefix, "little") if len(prefix) == 8 else -1
+    if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
+        raise _bad(field, length, "The safetensors header's length is wrong.")
+    try:
+        table = json.loads(file.read(length))
+    except (ValueError, RecursionError) as error:
+        raise _bad(field, None, f"The safetensors header is not JSON: {error}.") from error
+    if not isinstance(table, dict):
+        raise _bad(field, None, "The safetensors header is not an object.")
+    infos = [_info(name, entry, field) for name, entry in table.items() if name != "__metadata__"]
+    infos.sort(key=lambda info: (info.start, info.end))
+    position = 0
+    for info in infos:
+        if info.start != position:
+            raise _bad(f"{field}.{info.name}", info.start, "The tensors' byte ranges overlap or leave a hole.")
+        position = info.end
+    if position != size - 8 - length:
+        raise _bad(field, position, f"The header describes {position} bytes of data, {size - 8 - length} are there.")
+    return {info.name: info for info in infos}
+
+
+def _info(name: str, entry: Any, field: str) -> TensorInfo:
+    try:
+        dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        numbers = (*shape, start, end)
+    except (TypeError, KeyError, ValueError) as error:
+        raise _bad(f"{field}.{name}", None, "A tensor needs dtype, shape and data_offsets.") from error
+    if dtype not in DTYPE_BYTES or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in numbers):
+        raise _bad(f"{field}.{name}", entry, "A tensor's dtype, shape or offsets cannot be.")
+    count = DTYPE_BYTES[dtype]
+    for dim in shape:
+        count *= dim
+    if end - start != count:
+        raise _bad(
+            f"{field}.{name}",
+            end - start,
+            f"Shape and dtype make {count} bytes, the header says {end - start}.",
+        )
+    return TensorInfo(name, dtype, shape, start, end)
+
+
+def _bad(field: str, value: object, message: str) -> RequestError:
+    return RequestError("bad_tensor", message, field=field, value=value, remedy="Write the part with safetensors.")

@@ -1,0 +1,126 @@
+"""Time and space of MiniMax-H3: frames, latents, canvases.
+
+Pure arithmetic on released constants. Frame counts live on the lattice 17n+5 at 24 frames a second; a latent frame
+covers 1, 4, 4, 4, 4 pixel frames in turn; the soundtrack has 40 latents a second of 800 samples at 32 kHz.
+Raises `RequestError` for what the model cannot make.
+"""
+
+from __future__ import annotations
+
+import math
+
+from .errors import RequestError
+
+FPS = 24
+FRAMES_PER_CHUNK = 17
+LATENTS_PER_CHUNK = 5
+MIN_FRAMES = 5
+TRAINED_MIN_FRAMES = 107
+TRAINED_MAX_FRAMES = 362
+AUDIO_LATENTS_PER_SECOND = 40
+SAMPLES_PER_AUDIO_LATENT = 800
+SAMPLE_RATE = 32_000
+AUDIO_CHANNELS = 2
+FRAMES_PER_LATENT = (1, 4, 4, 4, 4)
+"""Pixel frames covered by latent frames 0..4 of each chunk."""
+
+
+def snap_frames(frames: int) -> int:
+    """Return the smallest frame count >= ``frames`` on the lattice 17n+5.
+
+    Raises:
+        RequestError: ``out_of_range`` below 5 frames.
+    """
+    if frames < MIN_FRAMES:
+        raise RequestError(
+            "out_of_range",
+            f"A video has at least {MIN_FRAMES} frames.",
+            field="frames",
+            value=frames,
+            remedy=f"Ask for {MIN_FRAMES} frames ({MIN_FRAMES / FPS:.2f} s) or more.",
+        )
+    return frames + (MIN_FRAMES - frames) % FRAMES_PER_CHUNK
+
+
+def frames_of_seconds(seconds: float) -> int:
+    """Return the pixel frames (not yet snapped) nearest to ``seconds`` at 24 fps.
+
+    Raises:
+        RequestError: ``out_of_range`` when ``seconds`` is NaN, infinite, zero or negative.
+    """
+    if not math.isfinite(seconds) or seconds <= 0:
+        raise RequestError(
+            "out_of_range",
+            "The duration must be a positive number of seconds.",
+            field="seconds",
+            value=seconds,
+            remedy="Ask for 5 to 15 seconds.",
+        )
+    return round(seconds * FPS)
+
+
+def latent_frames(frames: int) -> int:
+    """Return the video latent frames T = 5n+2 of a snapped frame count 17n+5."""
+    assert frames % FRAMES_PER_CHUNK == MIN_FRAMES, frames
+    return (frames - MIN_FRAMES) // FRAMES_PER_CHUNK * LATENTS_PER_CHUNK + 2
+
+
+def frames_of_latents(latents: int) -> int:
+    """Return the pixel frames that ``latents`` >= 1 video latent frames cover, read from the start of a chunk."""
+    whole, rest = divmod(latents, LATENTS_PER_CHUNK)
+    return whole * FRAMES_PER_CHUNK + sum(FRAMES_PER_LATENT[:rest])
+
+
+def audio_latents(frames: int) -> int:
+    """Return the audio latents per stereo channel for ``frames`` video frames: round(F / 24 * 40)."""
+    return round(frames / FPS * AUDIO_LATENTS_PER_SECOND)
+
+
+def check_canvas(
+    width: int, height: int, *, multiple: int = 32, min_aspect: float = 0.25, max_aspect: float = 4.0
+) -> None:
+    """Check that the model can make ``width`` x ``height`` pixels.
+
+    Raises:
+        RequestError: ``bad_canvas`` naming the nearest sizes, or ``bad_aspect``.
+    """
+    for field, value in (("width", width), ("height", height)):
+        if value < multiple or value % multiple:
+            low = max(multiple, value // multiple * multiple)
+            sizes = str(low) if low >= value else f"{low} or {low + multiple}"
+            raise RequestError(
+                "bad_canvas",
+                f"{field} must be a positive multiple of {multiple} pixels.",
+                field=field,
+                value=value,
+                remedy=f"Use {sizes}.",
+            )
+    ratio = width / height
+    if not min_aspect <= ratio <= max_aspect:
+        raise RequestError(
+            "bad_aspect",
+            f"The aspect ratio {width}:{height} is {ratio:.3f}; the model makes 1:4 to 4:1.",
+            field="width",
+            value=width,
+            remedy=f"With height {height}, use a width from {_up(height * min_aspect, multiple)} "
+            f"to {int(height * max_aspect) // multiple * multiple}.",
+        )
+
+
+def _up(value: float, multiple: int) -> int:
+    return math.ceil(value / multiple) * multiple
+
+
+def default_canvas(
+    aspect_width: float = 16, aspect_height: float = 9, *, short_edge: int, max_pixels: int, multiple: int
+) -> tuple[int, int]:
+    """Return (width, height): ``short_edge`` first, then the area cap, then both axes to the nearest multiple."""
+    ratio = aspect_width / aspect_height
+    width, height = (short_edge * ratio, short_edge) if ratio >= 1 else (short_edge, short_edge / ratio)
+    if width * height > max_pixels:
+        scale = math.sqrt(max_pixels / (width * height))
+        width, height = width * scale, height * scale
+    return (
+        max(multiple, round(width / multiple) * multiple),
+        max(multiple, round(height / multiple) * multiple),
+    )

@@ -1,0 +1,76 @@
+"""Limits and facts that requests are checked against before any rank wakes.
+
+`ModelFacts` come from the loaded checkpoint's own JSON files, `Limits` from the operator; the defaults here are the
+released ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+MAX_SEED = 2**64 - 1
+MAX_STEPS = 1000
+DEFAULT_STEPS = 50
+DEFAULT_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a checkpoint says of itself.
+
+    Attributes:
+        latent_channels: channels of a video latent.
+        audio_latent_channels: channels of an audio latent.
+        text_dim: width of ``prompt_embeds``.
+        spatial_ratio: pixels per video latent cell, each axis.
+        patch: latent cells per transformer row, each spatial axis.
+        canvas_short_edge: short edge of the default canvas, pixels.
+        canvas_max_pixels: area cap of the default canvas, pixels.
+        sample_rate: of the soundtrack, Hz.
+        heads: attention heads of the transformer.
+    """
+
+    latent_channels: int = 24
+    audio_latent_channels: int = 32
+    text_dim: int = 5120
+    spatial_ratio: int = 16
+    patch: int = 2
+    canvas_short_edge: int = 768
+    canvas_max_pixels: int = 768 * 1344
+    sample_rate: int = 32_000
+    heads: int = 56
+
+    @property
+    def canvas_multiple(self) -> int:
+        """Both sides of a canvas are multiples of this many pixels."""
+        return self.spatial_ratio * self.patch
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form for ``/v1/info``."""
+        return {**asdict(self), "canvas_multiple": self.canvas_multiple}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The operator's limits.
+
+    Attributes:
+        max_prompt_tokens: tokens of a prompt.
+        max_seconds: longest video, seconds.
+        max_body_bytes: bytes of one request, its tensors included.
+        max_queue: jobs that may wait.
+        keep_results: finished jobs whose results are kept for ``/result``.
+        resume_seconds: how long a job survives an abnormal loss of its connection.
+    """
+
+    max_prompt_tokens: int = 2048
+    max_seconds: float = 60.0
+    max_body_bytes: int = 4_000_000_000
+    max_queue: int = 64
+    keep_results: int = 8
+    resume_seconds: float = 30.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form for ``/v1/info``."""
+        return asdict(self)

@@ -1,0 +1,1 @@
+"""Loading and adapting the diffusers and transformers classes of MiniMax-H3."""

@@ -1,0 +1,1 @@
+"""What makes several ranks one: mesh, attention, sharding hooks, agreement."""

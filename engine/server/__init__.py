@@ -1,0 +1,1 @@
+"""The aiohttp server: routes, websocket, authentication, metrics. Never imports torch."""

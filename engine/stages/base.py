@@ -1,0 +1,51 @@
+"""What the stages share: the tensors that pass between them and the context a stage runs in.
+
+A stage is a plain function of a `StageContext`, its inputs and its request fields. It knows nothing of sockets, files,
+processes or torch.distributed: the runner gives it ``report`` and ``boundary`` and, where a model is parallel, a model
+that was wrapped from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from ..models.bundle import Models
+
+
+@dataclass(frozen=True)
+class PromptEmbeds:
+    """Conditioning. ``prompt_embeds`` [1, L, text_dim]; ``token_tags`` [L] int64, 1 = text, 0 = vision."""
+
+    prompt_embeds: torch.Tensor
+    token_tags: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Latents:
+    """Both streams in ComfyUI's layout: ``video`` [1, C, T, H/16, W/16], ``audio`` [1, Ca, 2, A]; normalised, fp32."""
+
+    video: torch.Tensor
+    audio: torch.Tensor
+
+
+@dataclass(frozen=True)
+class StageContext:
+    """Where a stage runs.
+
+    Attributes:
+        models: the loaded components; a component this rank does not hold is None.
+        device: the rank's device.
+        report: (step, total) after each step or chunk. Rank-local, must not block.
+        boundary: all ranks call it the same number of times, before each step or chunk; raises `JobCancelled`, or the
+            error of whichever rank failed, on every rank together.
+    """
+
+    models: Models
+    device: torch.device
+    report: Callable[[int, int], None]
+    boundary: Callable[[], None]

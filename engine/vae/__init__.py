@@ -1,0 +1,1 @@
+"""Decoding in chunks and, later, tiles."""
