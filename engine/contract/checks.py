@@ -135,7 +135,9 @@ def _resolve_generate(request: Generate, facts: ModelFacts) -> Generate:
         )
     frames = request.frames
     if frames is None:
-        frames = geometry.frames_of_seconds(DEFAULT_SECONDS if request.seconds is None else request.seconds)
+        frames = geometry.frames_of_seconds(
+            DEFAULT_SECONDS if request.seconds is None else request.seconds, path="request."
+        )
     return dataclasses.replace(request, width=width, height=height, frames=frames, seconds=None)
 
 
@@ -143,10 +145,10 @@ def _check_sampling(request: Denoise | Generate, facts: ModelFacts, limits: Limi
     assert request.width is not None
     assert request.height is not None
     assert request.frames is not None
-    geometry.check_canvas(request.width, request.height, multiple=facts.canvas_multiple)
+    geometry.check_canvas(request.width, request.height, multiple=facts.canvas_multiple, path="request.")
     _check_range("steps", request.steps, 1, MAX_STEPS, "A step is one forward of the transformer; 30 to 50 are usual.")
     _check_range("seed", request.seed, 0, MAX_SEED, "Use a whole number from 0 to 2^64 - 1.")
-    frames = geometry.snap_frames(request.frames)
+    frames = geometry.snap_frames(request.frames, path="request.")
     check_length(frames, limits)
     warnings = [
         *_length_warnings(request.frames, frames),
@@ -268,7 +270,7 @@ def _check_latents(request: Decode, tensors: Mapping[str, TensorInfo], facts: Mo
     frames = check_latent_shapes(video.shape, audio.shape, facts)
     check_length(frames, limits)
     height, width = (side * facts.spatial_ratio for side in video.shape[3:])
-    geometry.check_canvas(width, height, multiple=facts.canvas_multiple)
+    geometry.check_canvas(width, height, multiple=facts.canvas_multiple, path="parts.latents.")
     return Plan(
         request,
         (),
@@ -313,7 +315,8 @@ def check_latent_shapes(video: tuple[int, ...], audio: tuple[int, ...], facts: M
     if audio[3] != geometry.audio_latents(frames):
         raise RequestError(
             "bad_tensor",
-            f"{video[2]} latent frames are {frames} frames and need {geometry.audio_latents(frames)} audio latents, not {audio[3]}.",
+            f"{video[2]} latent frames make {frames} frames and need {geometry.audio_latents(frames)} audio latents, "
+            f"not {audio[3]}.",
             field="parts.latents.audio",
             value=audio[3],
             remedy=remedy,

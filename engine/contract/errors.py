@@ -7,17 +7,22 @@ inverse. Classes differ between the two sides of the wire (two module names), so
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 _VALUE_LIMIT = 200
+_INT_LIMIT = 2**64
 
 
 def _short(value: object) -> object:
     """Keep scalars; show anything else, or anything long, as a cut string (a value is a hint, not a payload)."""
-    if value is None or isinstance(value, (bool, int)):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, int):
+        # Python refuses to print integers of more than 4,300 digits; such a value is told by its size.
+        return value if abs(value) <= _INT_LIMIT else f"a whole number of {value.bit_length()} bits"
     if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else str(value)
+        return value if math.isfinite(value) else str(value)
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= _VALUE_LIMIT else text[: _VALUE_LIMIT - 1] + "…"
 

@@ -1,7 +1,8 @@
 """Strict reading of JSON objects into frozen dataclasses: no missing, unknown or mistyped field passes.
 
 `parse_object` reads the fields of a dataclass from its annotations (bool, int, float, str, dict, lists and tuples of
-dataclasses, and ``| None``). An int is accepted where a float is wanted; a bool is never a number; NaN is refused.
+dataclasses, and ``| None``). An int is accepted where a float is wanted; a bool is never a number; NaN, integers of
+more than 64 bits and text that has no UTF-8 form (lone surrogates) are refused.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any, TypeVar
 from .errors import RequestError
 
 T = TypeVar("T")
+_INT_LIMIT = 2**64
+_NAMES: dict[Any, str] = {bool: "true or false", str: "a string", int: "a whole number", float: "a number"}
 
 
 def parse_json(text: str | bytes, *, field: str = "body") -> dict[str, Any]:
@@ -80,10 +83,10 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         if value is None and type(None) in args:
             return None
         return _convert(next(arg for arg in args if arg is not type(None)), value, path)
-    if origin is tuple:
+    if origin in (tuple, list):
         if not isinstance(value, list):
             raise _wrong(path, value, "a list")
-        return tuple(_convert(args[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+        return origin(_convert(args[0], item, f"{path}[{i}]") for i, item in enumerate(value))
     if origin is dict or hint is dict:
         if not isinstance(value, dict):
             raise _wrong(path, value, "an object")
@@ -109,21 +112,41 @@ def _scalar(hint: Any, value: Any, path: str) -> Any:
     if hint is bool and isinstance(value, bool):
         return value
     if hint is str and isinstance(value, str):
-        return value
-    if hint is int and isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        if not math.isfinite(value):
-            raise RequestError(
-                "out_of_range",
-                f"{path} must be a finite number.",
-                field=path,
-                value=value,
-                remedy="Send a number.",
-            )
-        return float(value)
-    names = {bool: "true or false", str: "a string", int: "a whole number", float: "a number"}
-    raise _wrong(path, value, names.get(hint, str(hint)))
+        return _text(value, path)
+    if hint in (int, float) and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return _number(hint, value, path)
+    raise _wrong(path, value, _NAMES.get(hint, str(hint)))
+
+
+def _text(value: str, path: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            "out_of_range",
+            f"{path} holds half of a character (a lone surrogate at {error.start}).",
+            field=path,
+            value=ascii(value),
+            remedy="Send whole Unicode characters.",
+        ) from error
+    return value
+
+
+def _number(hint: Any, value: int | float, path: str) -> int | float:
+    if isinstance(value, float):
+        if hint is int:
+            raise _wrong(path, value, _NAMES[int])
+        if math.isfinite(value):
+            return value
+    elif abs(value) <= _INT_LIMIT:
+        return float(value) if hint is float else value
+    raise RequestError(
+        "out_of_range",
+        f"{path} must be a finite number of at most 64 bits.",
+        field=path,
+        value=value,
+        remedy="Send an ordinary number.",
+    )
 
 
 def _wrong(path: str, value: Any, wanted: str) -> RequestError:

@@ -20,6 +20,8 @@ MAX_SLICE = 4 * 1024 * 1024 - 16
 """Largest payload of one binary frame, bytes (with its header: 4 MiB)."""
 HEADER = struct.Struct(">IIQ")
 _MAX_HEADER_BYTES = 1_000_000
+_MAX_NAME = 80
+_MAX_NUMBER = 2**63
 DTYPE_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
     "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
@@ -70,18 +72,14 @@ def read_header(file: BinaryIO, size: int, *, field: str) -> dict[str, TensorInf
     """Read and check the safetensors header of ``file`` (positioned at its start) of ``size`` bytes.
 
     Raises:
-        RequestError: ``bad_tensor`` when the header is cut, is not JSON, or its byte ranges do not tile the data exactly.
+        RequestError: ``bad_tensor`` when the header is cut, is not JSON, or its byte ranges do not tile the data
+            exactly.
     """
     prefix = file.read(8)
     length = int.from_bytes(prefix, "little") if len(prefix) == 8 else -1
     if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
         raise _bad(field, length, "The safetensors header's length is wrong.")
-    try:
-        table = json.loads(file.read(length))
-    except (ValueError, RecursionError) as error:
-        raise _bad(field, None, f"The safetensors header is not JSON: {error}.") from error
-    if not isinstance(table, dict):
-        raise _bad(field, None, "The safetensors header is not an object.")
+    table = _read_table(file.read(length), field)
     infos = [_info(name, entry, field) for name, entry in table.items() if name != "__metadata__"]
     infos.sort(key=lambda info: (info.start, info.end))
     position = 0
@@ -94,23 +92,49 @@ def read_header(file: BinaryIO, size: int, *, field: str) -> dict[str, TensorInf
     return {info.name: info for info in infos}
 
 
+def _read_table(header: bytes, field: str) -> dict[str, Any]:
+    """Return the header's JSON object, refusing what the safetensors library would refuse later."""
+    if not header.startswith(b"{"):
+        raise _bad(field, None, "The safetensors header does not start with an object.")
+    try:
+        table = json.loads(header.decode(), parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
+        json.dumps(table, ensure_ascii=False).encode()  # a lone surrogate has no UTF-8 form
+    except (ValueError, RecursionError) as error:
+        raise _bad(field, None, f"The safetensors header is not JSON: {error}.") from error
+    metadata = table.get("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise _bad(f"{field}.__metadata__", metadata, "The metadata of safetensors are strings.")
+    return dict(table)
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ValueError("a name appears twice")
+    return table
+
+
 def _info(name: str, entry: Any, field: str) -> TensorInfo:
+    path = f"{field}.{name[:_MAX_NAME]}"
     try:
         dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-        numbers = (*shape, start, end)
+        known = dtype in DTYPE_BYTES
     except (TypeError, KeyError, ValueError) as error:
-        raise _bad(f"{field}.{name}", None, "A tensor needs dtype, shape and data_offsets.") from error
-    if dtype not in DTYPE_BYTES or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in numbers):
-        raise _bad(f"{field}.{name}", entry, "A tensor's dtype, shape or offsets cannot be.")
+        raise _bad(path, None, "A tensor needs dtype, shape and data_offsets.") from error
+    numbers = (*shape, start, end)
+    if not known or not all(type(n) is int and 0 <= n < _MAX_NUMBER for n in numbers):
+        raise _bad(path, entry, "A tensor's dtype, shape or offsets cannot be.")
     count = DTYPE_BYTES[dtype]
     for dim in shape:
         count *= dim
+        if count >= _MAX_NUMBER:
+            raise _bad(path, entry, "A tensor's shape is larger than any memory.")
     if end - start != count:
-        raise _bad(
-            f"{field}.{name}",
-            end - start,
-            f"Shape and dtype make {count} bytes, the header says {end - start}.",
-        )
+        raise _bad(path, end - start, f"Shape and dtype make {count} bytes, the header says {end - start}.")
     return TensorInfo(name, dtype, shape, start, end)
 
 

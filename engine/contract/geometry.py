@@ -2,7 +2,7 @@
 
 Pure arithmetic on released constants. Frame counts live on the lattice 17n+5 at 24 frames a second; a latent frame
 covers 1, 4, 4, 4, 4 pixel frames in turn; the soundtrack has 40 latents a second of 800 samples at 32 kHz.
-Raises `RequestError` for what the model cannot make.
+Raises `RequestError` for what the model cannot make; ``path`` (``request.``) goes before the field's name in it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ AUDIO_LATENTS_PER_SECOND = 40
 SAMPLES_PER_AUDIO_LATENT = 800
 SAMPLE_RATE = 32_000
 AUDIO_CHANNELS = 2
+_MAX_SECONDS = 1e9
+"""Far above every operator's limit, and small enough for exact arithmetic."""
 FRAMES_PER_LATENT = (1, 4, 4, 4, 4)
 """Pixel frames covered by latent frames 0..4 of each chunk."""
 
 
-def snap_frames(frames: int) -> int:
+def snap_frames(frames: int, *, path: str = "") -> int:
     """Return the smallest frame count >= ``frames`` on the lattice 17n+5.
 
     Raises:
@@ -35,24 +37,24 @@ def snap_frames(frames: int) -> int:
         raise RequestError(
             "out_of_range",
             f"A video has at least {MIN_FRAMES} frames.",
-            field="frames",
+            field=f"{path}frames",
             value=frames,
             remedy=f"Ask for {MIN_FRAMES} frames ({MIN_FRAMES / FPS:.2f} s) or more.",
         )
     return frames + (MIN_FRAMES - frames) % FRAMES_PER_CHUNK
 
 
-def frames_of_seconds(seconds: float) -> int:
+def frames_of_seconds(seconds: float, *, path: str = "") -> int:
     """Return the pixel frames (not yet snapped) nearest to ``seconds`` at 24 fps.
 
     Raises:
-        RequestError: ``out_of_range`` when ``seconds`` is NaN, infinite, zero or negative.
+        RequestError: ``out_of_range`` when ``seconds`` is NaN, infinite, absurdly long, zero or negative.
     """
-    if not math.isfinite(seconds) or seconds <= 0:
+    if not 0 < seconds <= _MAX_SECONDS:
         raise RequestError(
             "out_of_range",
             "The duration must be a positive number of seconds.",
-            field="seconds",
+            field=f"{path}seconds",
             value=seconds,
             remedy="Ask for 5 to 15 seconds.",
         )
@@ -77,7 +79,13 @@ def audio_latents(frames: int) -> int:
 
 
 def check_canvas(
-    width: int, height: int, *, multiple: int = 32, min_aspect: float = 0.25, max_aspect: float = 4.0
+    width: int,
+    height: int,
+    *,
+    multiple: int = 32,
+    min_aspect: float = 0.25,
+    max_aspect: float = 4.0,
+    path: str = "",
 ) -> None:
     """Check that the model can make ``width`` x ``height`` pixels.
 
@@ -91,7 +99,7 @@ def check_canvas(
             raise RequestError(
                 "bad_canvas",
                 f"{field} must be a positive multiple of {multiple} pixels.",
-                field=field,
+                field=f"{path}{field}",
                 value=value,
                 remedy=f"Use {sizes}.",
             )
@@ -100,7 +108,7 @@ def check_canvas(
         raise RequestError(
             "bad_aspect",
             f"The aspect ratio {width}:{height} is {ratio:.3f}; the model makes 1:4 to 4:1.",
-            field="width",
+            field=f"{path}width",
             value=width,
             remedy=f"With height {height}, use a width from {_up(height * min_aspect, multiple)} "
             f"to {int(height * max_aspect) // multiple * multiple}.",

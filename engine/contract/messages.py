@@ -52,7 +52,9 @@ class EncodePrompt:
 
 @dataclass(frozen=True)
 class Denoise:
-    """Noise to latents. Takes part ``conditioning``; gives part ``latents``: video [1, C, T, H/16, W/16], audio [1, 32, 2, A].
+    """Noise to latents. Takes part ``conditioning``; gives part ``latents``.
+
+    ``latents`` holds video [1, C, T, H/16, W/16] and audio [1, Ca, 2, A].
 
     Attributes:
         width: pixels, a multiple of the canvas multiple.
@@ -150,7 +152,8 @@ def parse_request(data: Mapping[str, Any], *, path: str = "request") -> Request:
     """Read a request strictly.
 
     Raises:
-        RequestError: ``missing_field`` without ``task``, ``unknown_message`` for an unknown one, else as `parse_object`.
+        RequestError: ``missing_field`` without ``task``, ``unknown_message`` for an unknown one, else as
+            `parse_object`.
     """
     task = data.get("task")
     if task is None:
@@ -239,7 +242,7 @@ def parse_to_engine(data: Mapping[str, Any]) -> Submit | Cancel | Resume:
     return message
 
 
-# --- to the client: events of a job, numbered by ``seq`` ---------------------------------------------------------------
+# --- to the client: events of a job, numbered by ``seq`` -------------------------------------------------------------
 
 
 @dataclass(frozen=True)
