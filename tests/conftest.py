@@ -1,0 +1,65 @@
+"""Fixtures that every kind of test shares.
+
+Run pytest from the repository's root. Heavy things (the tiny checkpoint) are made once and kept below ``.cache/``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = ROOT / ".cache"
+
+# Two cores are shared by several rank processes in the tests; each process uses one thread unless told otherwise.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """Return the repository's root, which is also the node directory."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def h3pack() -> ModuleType:
+    """Return the repository as a package, the way ComfyUI names a pack, but without running its ``__init__``.
+
+    ``importlib.import_module("h3pack.comfy_h3.convert")`` then works, relative imports included.
+    """
+    if "h3pack" not in sys.modules:
+        pack = ModuleType("h3pack")
+        pack.__path__ = [str(ROOT)]
+        sys.modules["h3pack"] = pack
+    return sys.modules["h3pack"]
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint() -> Path:
+    """Return a tiny random checkpoint in diffusers' layout; made once for each version of ``engine/tiny.py``."""
+    return _checkpoint("tiny")
+
+
+@pytest.fixture(scope="session")
+def small_checkpoint() -> Path:
+    """Return the ``small`` preset: the same shapes of weights, enough layers to measure."""
+    return _checkpoint("small")
+
+
+def _checkpoint(preset: str) -> Path:
+    sources = sorted([*(ROOT / "engine").glob("tiny*.py"), *(ROOT / "engine" / "tiny").glob("*.py")])
+    key = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
+    folder = CACHE / "checkpoints" / f"{preset}-{key}"
+    if not folder.exists():
+        for stale in folder.parent.glob(f"{preset}-*"):
+            shutil.rmtree(stale)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        importlib.import_module("engine.tiny").make_tiny(folder, preset=preset)
+    return folder
