@@ -1,0 +1,109 @@
+"""The Euler loop over both schedules.
+
+Promise: for the same noise, weights and thread count the rows that come out equal diffusers' bit for bit; one forward
+of the transformer a step; ``boundary`` before each step and ``report`` after it. Raises `JobError` when the two
+schedules of a checkpoint cannot be stepped together, and whatever ``boundary`` raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .contract.errors import JobError
+from .packing import LatentGrid, PackedLayout
+
+
+@dataclass(frozen=True)
+class Schedules:
+    """A video and an audio schedule of equal length, with their diffusers schedulers set.
+
+    The schedulers hold the position in their schedule: one `Schedules` serves one run.
+    """
+
+    video: Any
+    audio: Any
+
+    @property
+    def forwards(self) -> int:
+        """Forwards of the transformer. Fewer than the steps asked for when the shift makes two steps one."""
+        return int(self.video.timesteps.numel())
+
+
+def set_schedules(video: Any, audio: Any, *, steps: int, device: torch.device) -> Schedules:
+    """Set both schedulers to ``steps`` forwards.
+
+    Raises:
+        JobError: ``job_failed`` when the schedules come out with different lengths.
+    """
+    # diffusers counts grid points, the terminal zero included.
+    video.set_timesteps(steps + 1, device=device)
+    audio.set_timesteps(steps + 1, device=device)
+    lengths = (video.timesteps.numel(), audio.timesteps.numel())
+    if lengths[0] != lengths[1]:
+        raise JobError(
+            "job_failed",
+            f"{steps} steps give {lengths[0]} distinct video and {lengths[1]} distinct audio times.",
+            field="request.steps",
+            value=steps,
+            remedy="Use fewer steps: the checkpoint's shifts make neighbouring times equal.",
+        )
+    return Schedules(video, audio)
+
+
+def draw_noise(grid: LatentGrid, *, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the initial noise of a seed, on the CPU: video latents [1, C, T, h, w], then audio rows [2A, Ca].
+
+    One generator, in this order: it is what a seed means in diffusers.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    video = torch.randn(grid.video_shape, generator=generator)
+    audio = torch.randn(grid.audio_rows_shape, generator=generator)
+    return video, audio
+
+
+@torch.no_grad()
+def sample(
+    transformer: Any,
+    *,
+    video_rows: torch.Tensor,
+    audio_rows: torch.Tensor,
+    prompt_embeds: torch.Tensor,
+    layout: PackedLayout,
+    schedules: Schedules,
+    boundary: Callable[[], None],
+    report: Callable[[int, int], None],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Denoise both streams.
+
+    Args:
+        transformer: diffusers' transformer, possibly wrapped for parallel attention.
+        video_rows: [Nv, C*p*p] fp32. audio_rows: [Na, Ca] fp32. prompt_embeds: [1, L, text_dim]; all on one device.
+
+    Returns:
+        The denoised video and audio rows, of the shapes that came in.
+    """
+    device = video_rows.device
+    inputs = layout.forward_inputs(device)
+    total = schedules.forwards
+    for step, (video_time, audio_time) in enumerate(
+        zip(schedules.video.timesteps, schedules.audio.timesteps, strict=True)
+    ):
+        boundary()
+        times, indices = layout.row_times(float(video_time), float(audio_time))
+        video_velocity, audio_velocity = transformer(
+            hidden_states=video_rows[None],
+            audio_hidden_states=audio_rows[None],
+            encoder_hidden_states=prompt_embeds,
+            timestep=times.to(device),
+            timestep_indices=indices.to(device),
+            return_dict=False,
+            **inputs,
+        )
+        video_rows = schedules.video.step(video_velocity[0].float(), video_time, video_rows, return_dict=False)[0]
+        audio_rows = schedules.audio.step(audio_velocity[0].float(), audio_time, audio_rows, return_dict=False)[0]
+        report(step + 1, total)
+    return video_rows, audio_rows

@@ -1,0 +1,39 @@
+"""Stage ``denoise``: conditioning and a seed to latents.
+
+Promise: on one rank in fp32 the latents equal diffusers' t2va bit for bit. ``boundary`` before each forward,
+``report(step, forwards)`` after it. Raises `JobError` for schedules that do not fit together, and what ``boundary``
+raises.
+"""
+
+from __future__ import annotations
+
+from ..packing import build_layout, latent_grid, pack_video, unpack_audio, unpack_video
+from ..sampling import draw_noise, sample, set_schedules
+from .base import Latents, PromptEmbeds, StageContext
+
+
+def denoise(
+    ctx: StageContext, embeds: PromptEmbeds, *, width: int, height: int, frames: int, steps: int, seed: int
+) -> Latents:
+    """Denoise from the noise of ``seed``; every rank calls it with the same arguments.
+
+    Args:
+        width, height: pixels. frames: pixel frames on the lattice 17n+5. steps: forwards, 1 or more.
+
+    Returns:
+        Normalised fp32 latents on the rank's device.
+    """
+    models = ctx.models
+    grid = latent_grid(models.facts, width=width, height=height, frames=frames)
+    video, audio_rows = draw_noise(grid, seed=seed)
+    video_rows, audio_rows = sample(
+        models.transformer,
+        video_rows=pack_video(video, grid.patch).to(ctx.device),
+        audio_rows=audio_rows.to(ctx.device),
+        prompt_embeds=embeds.prompt_embeds.to(ctx.device),
+        layout=build_layout(embeds.token_tags.cpu(), grid),
+        schedules=set_schedules(models.scheduler, models.audio_scheduler, steps=steps, device=ctx.device),
+        boundary=ctx.boundary,
+        report=ctx.report,
+    )
+    return Latents(unpack_video(video_rows, grid), unpack_audio(audio_rows, grid))
