@@ -1,0 +1,165 @@
+"""Loading the components of a checkpoint: only the tensors that this rank keeps, one by one.
+
+Promise: models are built without memory for their weights, then filled; the result equals what diffusers'
+``load_components(dtype=...)`` gives, bit for bit and type for type, with the text encoder cut after layer 50.
+Raises `ConfigError` (``checkpoint_invalid``) naming tensor and file. A failure leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from diffusers import (
+    AutoencoderKLMiniMaxH3,
+    AutoencoderKLMiniMaxH3Audio,
+    MiniMaxH3Scheduler,
+    MiniMaxH3Transformer3DModel,
+)
+from safetensors import SafetensorError, safe_open
+from transformers import AutoTokenizer
+
+from ..checkpoint import Checkpoint, Component
+from ..contract.errors import ConfigError
+from .bundle import COMPONENTS, Models
+from .text_encoder import build_text_encoder, checkpoint_name
+
+OnBytes = Callable[[str, int, int], None]
+"""(component, bytes done, bytes in all), over all components this rank keeps."""
+
+_CLASSES: dict[str, Any] = {
+    "transformer": MiniMaxH3Transformer3DModel,
+    "vae": AutoencoderKLMiniMaxH3,
+    "audio_vae": AutoencoderKLMiniMaxH3Audio,
+}
+
+
+def load_models(
+    checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype, keep: frozenset[str], on_bytes: OnBytes
+) -> Models:
+    """Load the components in ``keep``.
+
+    Args:
+        dtype: compute type; modules that diffusers keeps in fp32 stay so.
+        keep: names of `COMPONENTS` that ``checkpoint`` was opened for.
+        on_bytes: called after each tensor.
+
+    Raises:
+        ConfigError: ``checkpoint_invalid``.
+    """
+    progress = _Progress(on_bytes, sum(checkpoint.components[name].bytes for name in keep))
+    models = Models(
+        facts=checkpoint.facts,
+        dtype=dtype,
+        tokenizer=_load_small(checkpoint, "tokenizer", AutoTokenizer),
+        scheduler=_load_small(checkpoint, "scheduler", MiniMaxH3Scheduler),
+        audio_scheduler=_load_small(checkpoint, "audio_scheduler", MiniMaxH3Scheduler),
+    )
+    for name in COMPONENTS:
+        if name in keep:
+            component = checkpoint.components[name]
+            setattr(models, name, _load_component(component, device=device, dtype=dtype, progress=progress))
+    return models
+
+
+class _Progress:
+    """Adds up bytes over components."""
+
+    def __init__(self, on_bytes: OnBytes, total: int) -> None:
+        self._on_bytes = on_bytes
+        self._total = total
+        self._done = 0
+
+    def add(self, component: str, count: int) -> None:
+        self._done += count
+        self._on_bytes(component, self._done, self._total)
+
+
+def _load_small(checkpoint: Checkpoint, name: str, cls: Any) -> Any:
+    """Load a component without weights; None when the checkpoint lacks it (it was opened for other stages)."""
+    folder = checkpoint.folder / name
+    if not folder.is_dir():
+        return None
+    try:
+        return cls.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise _invalid(name, None, f"{name}/ cannot be read: {error}") from error
+
+
+def _load_component(component: Component, *, device: torch.device, dtype: torch.dtype, progress: _Progress) -> Any:
+    """Build and fill one model, ready for inference on ``device``."""
+    model = _build(component)
+    named = {name: (checkpoint_name(name) if component.name == "text_encoder" else name) for name in model.state_dict()}
+    _check_tensors(component, model, named)
+    fp32 = _fp32_modules(model) if dtype != torch.float32 else frozenset()
+    state: dict[str, torch.Tensor] = {}
+    by_file: dict[Any, list[str]] = {}
+    for name, stored in named.items():
+        by_file.setdefault(component.tensors[stored].file, []).append(name)
+    for file, names in by_file.items():
+        try:
+            with safe_open(file, framework="pt", device="cpu") as tensors:
+                for name in names:
+                    wanted = torch.float32 if fp32.intersection(name.split(".")) else dtype
+                    state[name] = _place(tensors.get_tensor(named[name]), device=device, dtype=wanted)
+                    progress.add(component.name, component.tensors[named[name]].bytes)
+        except (OSError, SafetensorError) as error:
+            raise _invalid(f"{component.name}/{file.name}", None, f"{file.name} cannot be read: {error}") from error
+    model.load_state_dict(state, assign=True)
+    return model.to(device).requires_grad_(False).eval()
+
+
+def _build(component: Component) -> Any:
+    """Return the model of ``component`` with its weights on the meta device and its computed buffers real."""
+    with init_empty_weights(include_buffers=False):
+        try:
+            if component.name == "text_encoder":
+                return build_text_encoder(component.folder)
+            return _CLASSES[component.name].from_config(dict(component.config))
+        except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
+            raise _invalid(
+                f"{component.name}/config.json", None, f"No {component.name} can be built from its config.json: {error}"
+            ) from error
+
+
+def _fp32_modules(model: Any) -> frozenset[str]:
+    return frozenset(model._keep_in_fp32_modules or ())
+
+
+def _place(tensor: torch.Tensor, *, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    """Return a copy on ``device``, cast when it is floating; the file's mapping is not kept."""
+    return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else tensor.dtype, copy=True)
+
+
+def _check_tensors(component: Component, model: Any, named: dict[str, str]) -> None:
+    """Check that the checkpoint holds the model's tensors, these alone, and in the right shapes."""
+    for name, value in model.state_dict().items():
+        stored = component.tensors.get(named[name])
+        if stored is None:
+            raise _invalid(f"{component.name}/", named[name], f"The weights of {component.name} lack {named[name]}.")
+        if stored.info.shape != tuple(value.shape):
+            raise _invalid(
+                f"{component.name}/{stored.file.name}",
+                named[name],
+                f"{named[name]} is {list(stored.info.shape)}, its config.json wants {list(value.shape)}.",
+            )
+    extra = component.tensors.keys() - set(named.values())
+    if extra:
+        tensor = min(extra)
+        raise _invalid(
+            f"{component.name}/{component.tensors[tensor].file.name}",
+            tensor,
+            f"{tensor} belongs to no layer that {component.name}/config.json describes.",
+        )
+
+
+def _invalid(field: str, value: object, message: str) -> ConfigError:
+    return ConfigError(
+        "checkpoint_invalid",
+        message,
+        field=field,
+        value=value,
+        remedy="Download the component again, or check that its config.json belongs to its weights.",
+    )
