@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
-import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -58,8 +57,6 @@ def _checkpoint(preset: str) -> Path:
     key = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
     folder = CACHE / "checkpoints" / f"{preset}-{key}"
     if not folder.exists():
-        for stale in folder.parent.glob(f"{preset}-*"):
-            shutil.rmtree(stale)
         folder.parent.mkdir(parents=True, exist_ok=True)
         importlib.import_module("engine.tiny").make_tiny(folder, preset=preset)
     return folder
