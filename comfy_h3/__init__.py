@@ -1,1 +1,12 @@
 """Everything that knows ComfyUI: nodes, the engine client, the launcher of a local engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+async def comfy_entrypoint() -> Any:
+    """Return the extension that ComfyUI registers (its imports wait until ComfyUI asks)."""
+    from .nodes import H3EngineExtension
+
+    return H3EngineExtension()

@@ -1,1 +1,26 @@
-"""The nodes, one file a family."""
+"""The nodes, one file a family, and the extension that lists them."""
+
+from __future__ import annotations
+
+from comfy_api.latest import ComfyExtension, io
+
+from .decode import H3EngineDecode, H3EngineDecodeToVideo
+from .encode import H3EngineTextEncode
+from .engine import H3EngineConnect
+from .latents import H3EngineEmptyLatent
+from .sample import H3EngineSampler
+
+
+class H3EngineExtension(ComfyExtension):  # type: ignore[misc]
+    """What ComfyUI registers."""
+
+    async def get_node_list(self) -> list[type[io.ComfyNode]]:
+        """Return the nodes."""
+        return [
+            H3EngineConnect,
+            H3EngineTextEncode,
+            H3EngineEmptyLatent,
+            H3EngineSampler,
+            H3EngineDecode,
+            H3EngineDecodeToVideo,
+        ]

@@ -1,0 +1,188 @@
+"""Between ComfyUI's data and the wire: CONDITIONING, LATENT, IMAGE and AUDIO to and from safetensors bytes.
+
+Received bytes become tensors without a copy. What a graph may bring is checked here as far as it can be without the
+model: structure and dimensions; channels and widths are the engine's business. Knows nothing of ComfyUI's modules.
+
+Raises `RequestError` naming the node's input.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from ..engine.contract.errors import RequestError
+from ..engine.contract.framing import read_header
+from ..engine.contract.geometry import LATENTS_PER_CHUNK, frames_of_latents
+
+_DTYPES = {
+    "U8": torch.uint8,
+    "I64": torch.int64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+}
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_TAGS = "minimax_token_tags"
+_TEXT_TAG = 1
+_UNSUPPORTED = {
+    "minimax_keyframes": "keyframes",
+    "minimax_refs": "references",
+}
+
+
+def write_part(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """Return ``tensors`` as safetensors bytes."""
+    data: bytes = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    return data
+
+
+def read_part(data: bytearray, *, name: str) -> dict[str, torch.Tensor]:
+    """Return the tensors in safetensors bytes; they share memory with ``data``.
+
+    Raises:
+        RequestError: ``bad_tensor`` when the bytes are not what they say.
+    """
+    length = 8 + int.from_bytes(data[:8], "little")
+    header = read_header(io.BytesIO(bytes(data[:length])), len(data), field=name)
+    tensors = {}
+    for info in header.values():
+        dtype = _DTYPES[info.dtype]
+        count = (info.end - info.start) // dtype.itemsize
+        flat = torch.frombuffer(data, dtype=dtype, count=count, offset=length + info.start)
+        tensors[info.name] = flat.reshape(info.shape)
+    return tensors
+
+
+def conditioning_to_part(conditioning: Sequence[Sequence[Any]]) -> bytes:
+    """Return a CONDITIONING as the part ``conditioning``: prompt_embeds [1, L, D], token_tags [L] int64.
+
+    Raises:
+        RequestError: ``bad_tensor`` for another structure, ``unknown_field`` for keyframes or references.
+    """
+    if len(conditioning) != 1:
+        raise _bad(
+            "conditioning",
+            f"{len(conditioning)} entries",
+            "The model takes one prompt.",
+            "Connect one text encode node.",
+        )
+    embeds, extra = conditioning[0][0], conditioning[0][1]
+    if embeds.dim() != 3 or embeds.shape[0] != 1:
+        raise _bad(
+            "conditioning",
+            list(embeds.shape),
+            "A MiniMax-H3 conditioning is [1, L, D].",
+            "Connect H3EngineTextEncode, or ComfyUI's text encode with a MiniMax-H3 text encoder.",
+        )
+    for key, what in _UNSUPPORTED.items():
+        if extra.get(key):
+            raise RequestError(
+                "unknown_field",
+                f"This node does not take {what} yet.",
+                field="conditioning",
+                value=key,
+                remedy="Connect the conditioning of the text alone.",
+            )
+    tags = extra.get(_TAGS)
+    if tags is None:
+        tags = torch.full((embeds.shape[1],), _TEXT_TAG)
+    floats = embeds if embeds.dtype in _FLOATS else embeds.float()
+    return write_part({"prompt_embeds": floats, "token_tags": tags.reshape(-1).to(torch.int64)})
+
+
+def part_to_conditioning(data: bytearray) -> list[list[Any]]:
+    """Return the part ``conditioning`` as ComfyUI's CONDITIONING in its native H3 form."""
+    tensors = read_part(data, name="conditioning")
+    return [[tensors["prompt_embeds"], {_TAGS: tensors["token_tags"]}]]
+
+
+def latent_streams(latent: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return video [1, C, T, h, w] and audio [1, Ca, 2, A] of a LATENT.
+
+    Raises:
+        RequestError: ``wrong_model`` when it is not a pair of streams, ``bad_tensor`` for a batch,
+            ``unknown_field`` when it carries a mask.
+    """
+    samples = latent["samples"]
+    streams = list(samples.unbind()) if getattr(samples, "is_nested", False) else [samples]
+    shown = " and ".join(str(list(stream.shape)) for stream in streams)
+    if len(streams) != 2 or streams[0].dim() != 5 or streams[1].dim() != 4:
+        raise RequestError(
+            "wrong_model",
+            "A MiniMax-H3 latent holds two streams, video [1, 24, T, H/16, W/16] and sound [1, 32, 2, A].",
+            field="latent",
+            value=shown,
+            remedy="Connect H3EngineEmptyLatent, H3EngineSampler or a MiniMax-H3 latent of ComfyUI.",
+        )
+    if streams[0].shape[0] != 1 or streams[1].shape[0] != 1:
+        raise _bad("latent", shown, "The batch of a MiniMax-H3 latent is 1.", "Use one latent for each run.")
+    if latent.get("noise_mask") is not None:
+        raise RequestError(
+            "unknown_field",
+            "This node does not take a noise mask yet.",
+            field="latent",
+            value="noise_mask",
+            remedy="Connect the latent without a mask.",
+        )
+    return streams[0], streams[1]
+
+
+def latent_to_part(latent: Mapping[str, Any]) -> bytes:
+    """Return a LATENT as the part ``latents``: video [1, C, T, h, w] and audio [1, Ca, 2, A].
+
+    Raises:
+        RequestError: as `latent_streams`.
+    """
+    video, audio = (s if s.dtype in _FLOATS else s.float() for s in latent_streams(latent))
+    return write_part({"video": video, "audio": audio})
+
+
+def part_to_streams(data: bytearray) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return video [1, C, T, h, w] and audio [1, Ca, 2, A] of the part ``latents``."""
+    tensors = read_part(data, name="latents")
+    return tensors["video"], tensors["audio"]
+
+
+def whole_frames(video: torch.Tensor) -> int:
+    """Return the pixel frames that a latent to be sampled, video [1, C, T, h, w], stands for.
+
+    Raises:
+        RequestError: ``bad_tensor`` when T is not 5n+2.
+    """
+    latents = video.shape[2]
+    if latents < 2 or latents % LATENTS_PER_CHUNK != 2:
+        raise _bad("latent", latents, "A video has 5n+2 latent frames (2, 7, 12, ...).", "Connect H3EngineEmptyLatent.")
+    return frames_of_latents(latents)
+
+
+def pieces_to_images(pieces: Sequence[bytearray]) -> torch.Tensor:
+    """Return the pieces of ``frames`` (uint8, or float32 in 0..1) as IMAGE: float32 [F, H, W, 3] in 0..1."""
+    chunks = [_only(piece, "frames") for piece in pieces]
+    images = torch.empty((sum(map(len, chunks)), *chunks[0].shape[1:]))
+    start = 0
+    for chunk in chunks:
+        target = images[start : start + len(chunk)]
+        target.copy_(chunk)
+        if chunk.dtype == torch.uint8:
+            target.div_(255)
+        start += len(chunk)
+    return images
+
+
+def piece_to_audio(piece: bytearray, sample_rate: int) -> dict[str, Any]:
+    """Return the piece of ``audio`` as AUDIO: waveform float32 [1, 2, N] and its rate in Hz."""
+    return {"waveform": _only(piece, "audio"), "sample_rate": sample_rate}
+
+
+def _only(piece: bytearray, name: str) -> torch.Tensor:
+    (tensor,) = read_part(piece, name=name).values()
+    return tensor
+
+
+def _bad(field: str, value: object, message: str, remedy: str) -> RequestError:
+    return RequestError("bad_tensor", message, field=field, value=value, remedy=remedy)

@@ -1,0 +1,96 @@
+"""The few things of ComfyUI that this pack uses outside of its nodes, for ComfyUI 0.3.75 and later.
+
+Everything else in `comfy_h3` except the nodes knows nothing of ComfyUI and is tested without it. Raises ComfyUI's own
+interrupt from `raise_if_interrupted` (an `Exception` on 0.3.75, a `BaseException` later), and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import comfy.model_management
+import folder_paths
+from comfy.nested_tensor import NestedTensor
+from comfy_api.latest import ComfyAPI
+from comfy_execution.utils import get_executing_context
+from server import PromptServer
+
+log = logging.getLogger(__name__)
+
+_TOKEN_SETTING = "H3Engine.Token"  # noqa: S105 (the setting's name)
+_PROGRESS_SCALE = 1000
+_api = ComfyAPI()
+_execution = getattr(_api, "execution", None) or ComfyAPI.Execution()
+
+
+class NodeDisplay:
+    """The progress bar and the text on the node that runs now."""
+
+    def __init__(self) -> None:
+        context = get_executing_context()
+        self._node_id: str | None = None if context is None else context.node_id
+        self._progress = 0.0
+        self._text = ""
+
+    def text(self, text: str) -> None:
+        """Show ``text`` on the node, in place of what stood there."""
+        if self._node_id is not None and text != self._text:
+            self._text = text
+            PromptServer.instance.send_progress_text(text, self._node_id)
+
+    async def progress(self, value: float) -> None:
+        """Move the progress bar to ``value`` (0..1), never back."""
+        self._progress = max(self._progress, min(value, 1.0))
+        if self._node_id is not None:
+            await _execution.set_progress(
+                round(self._progress * _PROGRESS_SCALE), _PROGRESS_SCALE, node_id=self._node_id
+            )
+
+
+def raise_if_interrupted() -> None:
+    """Raise ComfyUI's interrupt when the user pressed it (once for each press)."""
+    comfy.model_management.throw_exception_if_processing_interrupted()
+
+
+def unload_models() -> None:
+    """Free the accelerator of ComfyUI's own models."""
+    if comfy.model_management.get_torch_device().type == "cpu":
+        return
+    log.info("unloading ComfyUI's models to make room for the engine")
+    comfy.model_management.unload_all_models()
+    comfy.model_management.soft_empty_cache()
+
+
+def nested(tensors: Sequence[Any]) -> Any:
+    """Return ComfyUI's `NestedTensor` of ``tensors``."""
+    return NestedTensor(tensors)
+
+
+def engine_home() -> Path:
+    """Return the folder for the engine's log and the demo checkpoint, in ComfyUI's user folder."""
+    return Path(folder_paths.get_user_directory()) / "h3_engine"
+
+
+def checkpoint_folders() -> dict[str, Path]:
+    """Return the checkpoints of diffusers' layout below ComfyUI's ``diffusers`` model folders: shown name → folder."""
+    found: dict[str, Path] = {}
+    for base in map(Path, folder_paths.get_folder_paths("diffusers")):
+        for index in sorted([*base.glob("*/modular_model_index.json"), *base.glob("*/*/modular_model_index.json")]):
+            found.setdefault(index.parent.relative_to(base).as_posix(), index.parent)
+    return found
+
+
+def token() -> str | None:
+    """Return the token for engines that want one: ``H3_ENGINE_TOKEN``, else ComfyUI's setting, else None."""
+    chosen = os.environ.get("H3_ENGINE_TOKEN")
+    if chosen:
+        return chosen
+    settings = Path(folder_paths.get_user_directory()) / "default" / "comfy.settings.json"
+    if not settings.exists():
+        return None
+    return json.loads(settings.read_text(encoding="utf-8")).get(_TOKEN_SETTING) or None

@@ -1,0 +1,215 @@
+"""Local engines: one process for each configuration, started on first use, shared by all graphs, stopped at exit.
+
+`engine_for` returns at once; a thread makes the demo checkpoint if asked for, starts the engine and waits for its
+ready file. The engine stops when its stdin ends, so that it cannot outlive this process, however that ends. Its
+output goes to a log file whose end is in every error. Knows nothing of ComfyUI.
+
+Raises `ConfigError` when no Python can run the engine, `EngineDeadError` when the engine exits.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from ..engine.contract.errors import ConfigError, EngineDeadError, EngineError
+from .address import Address
+from .environment import find_python
+from .errors import with_log
+
+log = logging.getLogger(__name__)
+
+PACK = Path(__file__).resolve().parent.parent
+DEMO = "demo"
+_READY_SECONDS = 120.0
+_STOP_SECONDS = 15.0
+_LOG_TAIL_BYTES = 4000
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """What `H3_ENGINE` carries through a graph: which engine to use, resolved at each use.
+
+    Attributes:
+        url: a running engine; empty for a local one, which the rest describes.
+        model: checkpoint folder, or `DEMO`.
+        ranks: processes of the engine; 0 is one per GPU, or one.
+        device: ``auto``, ``cpu``, ``cuda``, ``xpu`` or ``npu``.
+        dtype: ``auto``, ``fp32`` or ``bf16``.
+    """
+
+    url: str = ""
+    model: str = DEMO
+    ranks: int = 0
+    device: str = "auto"
+    dtype: str = "auto"
+
+
+class LocalEngine:
+    """A local engine from its start to its end.
+
+    Args:
+        spec: what to start.
+        home: folder for the log and the demo checkpoint.
+    """
+
+    def __init__(self, spec: EngineSpec, home: Path) -> None:
+        self.spec = spec
+        self._home = home
+        self._log = home / f"engine-{hashlib.sha256(repr(spec).encode()).hexdigest()[:12]}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._address: Address | None = None
+        self._error: EngineError | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._start, name="h3-engine-start", daemon=True)
+        self._thread.start()
+
+    def address(self) -> Address | None:
+        """Return where it listens, None while it starts.
+
+        Raises:
+            EngineError: when it did not start or has exited.
+        """
+        if self._error is not None:
+            raise self._error
+        exited = self.exited() if self._address is not None else None
+        if exited is not None:
+            raise exited
+        return self._address
+
+    def exited(self) -> EngineError | None:
+        """Return the error to show when the process has ended, else None."""
+        if self._process is None or self._process.poll() is None:
+            return None
+        error = EngineDeadError(
+            "connection_lost",
+            f"The local engine ended (exit status {self._process.returncode}).",
+            remedy=f"Run again: it is started anew. Its whole log is {self._log}.",
+        )
+        return with_log(error, self._log_tail())
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it runs or is on its way; a failed or ended one is replaced at the next use."""
+        return self._error is None and self.exited() is None
+
+    def stop(self) -> None:
+        """Stop it in order: end its stdin, wait, then kill."""
+        self._stopping.set()
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            log.warning("the engine (pid %d) did not stop in %g s and is killed", process.pid, _STOP_SECONDS)
+            process.kill()
+            process.wait()
+
+    def _start(self) -> None:
+        try:
+            self._home.mkdir(parents=True, exist_ok=True)
+            python = find_python(PACK)
+            with tempfile.TemporaryDirectory(prefix="h3-engine-") as folder, self._log.open("wb") as output:
+                ready = Path(folder) / "ready.json"
+                model = self._demo(python, output) if self.spec.model == DEMO else self.spec.model
+                if not self._stopping.is_set():
+                    self._process = _popen([python, "-m", "engine", "serve", *self._options(model, ready)], output)
+                    self._address = self._wait_for(ready)
+        except EngineError as error:
+            self._error = error
+        except OSError as error:
+            self._error = ConfigError("start_failed", f"The engine cannot be started: {error}.")
+
+    def _demo(self, python: str, output: IO[bytes]) -> str:
+        """Make the demo checkpoint unless this version of it is there; return its folder."""
+        version = hashlib.sha256((PACK / "engine" / "tiny.py").read_bytes()).hexdigest()[:12]
+        folder = self._home / f"demo-{version}"
+        if not folder.exists():
+            made = _popen([python, "-m", "engine", "make-tiny", str(folder)], output)
+            if made.wait() != 0:
+                raise self._start_error("The demo checkpoint could not be made.")
+        return str(folder)
+
+    def _options(self, model: str, ready: Path) -> list[str]:
+        spec = self.spec
+        options = ["--model", model, "--port", "0", "--ready-file", str(ready), "--stop-on-eof"]
+        options += ["--device", spec.device, "--dtype", spec.dtype]
+        return [*options, "--nproc-per-node", str(spec.ranks)] if spec.ranks else options
+
+    def _wait_for(self, ready: Path) -> Address:
+        assert self._process is not None
+        end = time.monotonic() + _READY_SECONDS
+        while not ready.exists():
+            if self._process.poll() is not None:
+                raise self._start_error("The local engine did not start.")
+            if time.monotonic() > end:
+                self.stop()
+                raise self._start_error(f"The local engine did not answer within {_READY_SECONDS:g} s.")
+            time.sleep(0.05)
+        return Address(json.loads(ready.read_text())["url"])
+
+    def _start_error(self, message: str) -> EngineError:
+        error = ConfigError("start_failed", message, remedy=f"Its whole log is {self._log}.")
+        return with_log(error, self._log_tail())
+
+    def _log_tail(self) -> str:
+        with self._log.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _LOG_TAIL_BYTES))
+            return file.read().decode(errors="replace").strip()
+
+
+def _popen(command: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start ``command`` in the pack's folder; a session of its own keeps the terminal's Ctrl-C from it."""
+    return subprocess.Popen(
+        command, cwd=PACK, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+    )
+
+
+_engines: dict[EngineSpec, LocalEngine] = {}
+_lock = threading.Lock()
+
+
+def engine_for(spec: EngineSpec, home: Path) -> tuple[LocalEngine, bool]:
+    """Return the running (or starting) engine of ``spec``, and whether it was started just now.
+
+    Raises:
+        ConfigError: where a local engine cannot run.
+    """
+    if sys.platform != "linux":
+        raise ConfigError(
+            "start_failed",
+            f"The engine runs on Linux, not on {sys.platform}.",
+            field="url",
+            remedy="Start it on a Linux machine and give this node its URL.",
+        )
+    with _lock:
+        engine = _engines.get(spec)
+        if engine is not None and engine.is_usable:
+            return engine, False
+        engine = _engines[spec] = LocalEngine(spec, home)
+        return engine, True
+
+
+def stop_all() -> None:
+    """Stop every local engine."""
+    with _lock:
+        for engine in _engines.values():
+            engine.stop()
+        _engines.clear()
+
+
+atexit.register(stop_all)

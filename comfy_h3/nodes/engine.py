@@ -1,0 +1,151 @@
+"""H3EngineConnect: which engine a graph uses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from comfy_api.latest import io
+
+from ...engine.contract.errors import ConfigError, RequestError
+from .. import host
+from ..address import check_url
+from ..errors import node_errors
+from ..launcher import DEMO, EngineSpec
+from .common import Engine, known_keywords, schema
+
+_DEVICES = ["auto", "cpu", "cuda", "xpu", "npu"]
+_DTYPES = ["auto", "bf16", "fp32"]
+_DEMO_RANKS = 2
+_MAX_RANKS = 64
+
+
+class H3EngineConnect(io.ComfyNode):  # type: ignore[misc]
+    """Describes an engine; the nodes that use it start or find it."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Return the node's inputs and outputs."""
+        return schema(
+            node_id="H3EngineConnect",
+            display_name="H3 Engine Connect",
+            description="Starts a MiniMax-H3 engine on this machine at first use, or attaches to a running one.",
+            inputs=[
+                io.Combo.Input(
+                    "model",
+                    options=[DEMO, *host.checkpoint_folders()],
+                    default=DEMO,
+                    tooltip="A MiniMax-H3 checkpoint in diffusers' layout below ComfyUI's models/diffusers. "
+                    "'demo' is a tiny random model, made on first use: it shows noise, within seconds, on any machine.",
+                ),
+                io.String.Input(
+                    "model_path",
+                    default="",
+                    optional=True,
+                    tooltip="Folder of a checkpoint anywhere else; used instead of the model above when not empty.",
+                ),
+                io.String.Input(
+                    "url",
+                    default="",
+                    optional=True,
+                    tooltip="A running engine, for example http://192.168.1.20:8190; nothing is started then, and the "
+                    "other inputs are not used. Its token goes into ComfyUI's settings or H3_ENGINE_TOKEN.",
+                ),
+                io.Int.Input(
+                    "ranks",
+                    default=0,
+                    min=0,
+                    max=_MAX_RANKS,
+                    optional=True,
+                    tooltip="Processes that share the work, one for each GPU; 0 takes all GPUs, or one process "
+                    "without a GPU. (The demo takes 2.)",
+                    **known_keywords(io.Int.Input, advanced=True),
+                ),
+                io.Combo.Input(
+                    "device",
+                    options=_DEVICES,
+                    default="auto",
+                    optional=True,
+                    tooltip="Kind of device that the engine computes on; auto takes the accelerator there is.",
+                    **known_keywords(io.Combo.Input, advanced=True),
+                ),
+                io.Combo.Input(
+                    "dtype",
+                    options=_DTYPES,
+                    default="auto",
+                    optional=True,
+                    tooltip="Number format of the weights; auto is bf16 on accelerators and fp32 on CPUs.",
+                    **known_keywords(io.Combo.Input, advanced=True),
+                ),
+            ],
+            outputs=[Engine.Output("h3_engine", display_name="ENGINE")],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        *,
+        model: str,
+        model_path: str = "",
+        url: str = "",
+        ranks: int = 0,
+        device: str = "auto",
+        dtype: str = "auto",
+    ) -> io.NodeOutput:
+        """Return the engine's description."""
+        with node_errors():
+            if url.strip():
+                return io.NodeOutput(EngineSpec(url=check_url(url)))
+            _check_choice("device", device, _DEVICES)
+            _check_choice("dtype", dtype, _DTYPES)
+            if not 0 <= ranks <= _MAX_RANKS:
+                raise RequestError(
+                    "out_of_range",
+                    f"ranks is 0 to {_MAX_RANKS}.",
+                    field="ranks",
+                    value=ranks,
+                    remedy="Use 0 for all GPUs.",
+                )
+            spec = EngineSpec(model=_find_model(model, model_path.strip()), ranks=ranks, device=device, dtype=dtype)
+        if spec.model == DEMO:
+            host.NodeDisplay().text("demo: a tiny random model. It shows colourful noise, not your prompt.")
+            spec = replace(spec, ranks=ranks or _DEMO_RANKS)
+        return io.NodeOutput(spec)
+
+
+def _check_choice(name: str, value: str, choices: list[str]) -> None:
+    if value not in choices:
+        raise RequestError(
+            "out_of_range",
+            f"There is no {name} {value!r}.",
+            field=name,
+            value=value,
+            remedy=f"Use one of {', '.join(choices)}.",
+        )
+
+
+def _find_model(name: str, path: str) -> str:
+    """Return `DEMO` or the checkpoint's folder."""
+    if path:
+        folder = Path(path).expanduser()
+        if not (folder / "modular_model_index.json").is_file():
+            raise ConfigError(
+                "checkpoint_missing",
+                "This folder holds no MiniMax-H3 checkpoint in diffusers' layout (modular_model_index.json).",
+                field="model_path",
+                value=path,
+                remedy="Give the folder that holds modular_model_index.json, transformer/, vae/ and the rest.",
+            )
+        return str(folder.resolve())
+    if name == DEMO:
+        return DEMO
+    folders = host.checkpoint_folders()
+    if name not in folders:
+        raise ConfigError(
+            "checkpoint_missing",
+            f"There is no checkpoint {name!r} below ComfyUI's models/diffusers.",
+            field="model",
+            value=name,
+            remedy=f"Choose one of {', '.join([DEMO, *folders])}, or give its folder as model_path.",
+        )
+    return str(folders[name].resolve())

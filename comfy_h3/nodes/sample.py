@@ -1,0 +1,71 @@
+"""H3EngineSampler: CONDITIONING and an empty LATENT to a sampled LATENT."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comfy_api.latest import io
+
+from ...engine.contract.checks import check_latent_shapes
+from ...engine.contract.limits import DEFAULT_STEPS, MAX_SEED, MAX_STEPS
+from ...engine.contract.messages import Denoise
+from .. import host
+from ..convert import conditioning_to_part, latent_streams, part_to_streams, whole_frames
+from ..errors import node_errors
+from ..launcher import EngineSpec
+from ..waiting import ready_engine, run_job
+from .common import engine_input, schema
+
+
+class H3EngineSampler(io.ComfyNode):  # type: ignore[misc]
+    """Denoises video and sound together on the engine."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Return the node's inputs and outputs."""
+        return schema(
+            node_id="H3EngineSampler",
+            display_name="H3 Engine Sampler",
+            description="Makes the latents of a video and its sound, on all ranks of the engine.",
+            inputs=[
+                engine_input(),
+                io.Conditioning.Input("conditioning", tooltip="The prompt, from H3 Engine Text Encode."),
+                io.Latent.Input("latent", tooltip="Size and duration, from H3 Engine Empty Latent."),
+                io.Int.Input(
+                    "steps",
+                    default=DEFAULT_STEPS,
+                    min=1,
+                    max=MAX_STEPS,
+                    tooltip="Forwards of the model; 30 to 50 are usual. (diffusers counts one more.)",
+                ),
+                io.Int.Input(
+                    "seed",
+                    default=0,
+                    min=0,
+                    max=MAX_SEED,
+                    control_after_generate=True,
+                    tooltip="Start of the noise; the same seed gives the same video.",
+                ),
+            ],
+            outputs=[io.Latent.Output("samples", display_name="LATENT", tooltip="Video and sound, sampled.")],
+        )
+
+    @classmethod
+    async def execute(
+        cls, *, engine: EngineSpec, conditioning: list[list[Any]], latent: dict[str, Any], steps: int, seed: int
+    ) -> io.NodeOutput:
+        """Return the sampled latent."""
+        with node_errors():
+            video, audio = latent_streams(latent)
+            frames = whole_frames(video)
+            part = conditioning_to_part(conditioning)
+            facts = (await ready_engine(engine)).facts
+            check_latent_shapes(tuple(video.shape), tuple(audio.shape), facts)
+            height, width = (side * facts.spatial_ratio for side in video.shape[3:])
+            request = Denoise("denoise", width, height, frames, steps, seed)
+            notes = []
+            if any(stream.count_nonzero() for stream in (video, audio)):
+                notes.append("only the latent's size and duration are used, not its content: it has no mask.")
+            result = await run_job(engine, request, {"conditioning": part}, notes=notes)
+            samples = part_to_streams(result.pieces["latents"][0])
+        return io.NodeOutput({"samples": host.nested(samples)})

@@ -1,0 +1,203 @@
+"""The one place where a node waits: for an engine to be ready, and for its job.
+
+Both waits show on the node what happens, stop at once when the user interrupts (which cancels the job on the engine),
+and end in the engine's own error otherwise. Raises `EngineError` and ComfyUI's interrupt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from ..engine.contract.errors import EngineDeadError, EngineError
+from ..engine.contract.limits import ModelFacts
+from ..engine.contract.messages import Event, Queued, Request, StageFinished, StageStarted, Step, Warned
+from . import host
+from .address import Address, get_json
+from .client import Job, Result
+from .launcher import EngineSpec, LocalEngine, engine_for
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_POLL_SECONDS = 0.1
+_STAGES = {
+    "encode_prompt": "Encoding the prompt",
+    "denoise": "Sampling",
+    "decode_video": "Decoding the video",
+    "decode_audio": "Decoding the sound",
+}
+_GB = 1e9
+
+
+@dataclass(frozen=True)
+class ReadyEngine:
+    """An engine that takes jobs.
+
+    Attributes:
+        address: where it listens.
+        facts: of its checkpoint.
+        local: its process, when it is ours.
+    """
+
+    address: Address
+    facts: ModelFacts
+    local: LocalEngine | None
+
+
+async def ready_engine(spec: EngineSpec) -> ReadyEngine:
+    """Return the engine of ``spec``, started and loaded.
+
+    Raises:
+        EngineError: when it does not start, cannot be reached, or is dead.
+    """
+    return await _interruptible(_ready(spec, host.NodeDisplay()))
+
+
+async def run_job(
+    spec: EngineSpec, request: Request, parts: Mapping[str, bytes] | None = None, *, notes: Sequence[str] = ()
+) -> Result:
+    """Run a job on the engine of ``spec``; ``notes`` are shown on the node beside the engine's warnings.
+
+    Raises:
+        EngineError: the job's error, or why the engine cannot be used.
+    """
+    shown = _Shown(host.NodeDisplay())
+    for note in notes:
+        shown.note(note)
+    return await _interruptible(_run(spec, request, parts or {}, shown))
+
+
+async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
+    """Await ``work``, cancelling it when the user interrupts."""
+    task = asyncio.create_task(work)
+    try:
+        while not task.done():
+            await asyncio.wait({task}, timeout=_POLL_SECONDS)
+            host.raise_if_interrupted()
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def _ready(spec: EngineSpec, display: host.NodeDisplay) -> ReadyEngine:
+    while True:
+        local = None if spec.url else _local(spec)
+        address = await _address(spec, local, display)
+        health = await asyncio.to_thread(get_json, address, "/v1/health")
+        status = health.get("status")
+        if status in ("ready", "busy"):
+            info = await asyncio.to_thread(get_json, address, "/v1/info")
+            return ReadyEngine(address, _facts(info), local)
+        if status == "dead":
+            await _bury(address, local, str(health.get("reason") or "unknown"))
+        display.text(loading_text(health))
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+def _local(spec: EngineSpec) -> LocalEngine:
+    engine, is_new = engine_for(spec, host.engine_home())
+    if is_new and spec.device != "cpu":
+        host.unload_models()
+    return engine
+
+
+async def _address(spec: EngineSpec, local: LocalEngine | None, display: host.NodeDisplay) -> Address:
+    if local is None:
+        return Address(spec.url, host.token())
+    address = local.address()
+    while address is None:
+        display.text("Starting the engine")
+        await asyncio.sleep(_POLL_SECONDS)
+        address = local.address()
+    return address
+
+
+async def _bury(address: Address, local: LocalEngine | None, reason: str) -> None:
+    """Raise the error of an engine that is dead for good; stop a local one, so that the next run starts another."""
+    if local is not None:
+        await asyncio.to_thread(local.stop)
+    raise EngineDeadError(
+        "engine_dead",
+        f"The engine at {address.url} is dead: {reason}",
+        remedy="Run again: a new one is started." if local else "Restart it where it runs.",
+    )
+
+
+def _facts(info: Mapping[str, Any]) -> ModelFacts:
+    """Return the checkpoint's facts from ``/v1/info``; those that it does not name are the released ones."""
+    known = {f.name for f in fields(ModelFacts)}
+    facts = info.get("model", {}).get("facts", {})
+    return ModelFacts(**{name: value for name, value in facts.items() if name in known})
+
+
+def loading_text(health: Mapping[str, Any]) -> str:
+    """Return what to show of an engine that is loading or restarting, given the answer of ``/v1/health``."""
+    progress = health.get("progress") or {}
+    total = progress.get("bytes_total") or 0
+    if not total:
+        return "The engine is restarting" if health.get("status") == "restarting" else "The engine is loading"
+    done = progress.get("bytes_done") or 0
+    return f"Loading {progress.get('component')}: {done / _GB:.2f} of {total / _GB:.2f} GB ({done / total:.0%})"
+
+
+async def _run(spec: EngineSpec, request: Request, parts: Mapping[str, bytes], shown: _Shown) -> Result:
+    engine = await _ready(spec, shown.display)
+    job = Job(engine.address, request, parts, on_event=shown.take, given_up=lambda: _exited(engine.local))
+    result = await job.run()
+    await shown.display.progress(1.0)
+    shown.text(f"Done in {result.seconds:.1f} s")
+    return result
+
+
+class _Shown:
+    """Puts a job's events on the node."""
+
+    def __init__(self, display: host.NodeDisplay) -> None:
+        self.display = display
+        self._notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        """Keep ``text`` on the node until the job is over, and after."""
+        log.warning("%s", text)
+        self._notes.append(f"Note: {text}")
+
+    def text(self, text: str) -> None:
+        """Show ``text`` above the notes."""
+        self.display.text("\n".join([text, *self._notes]))
+
+    async def take(self, event: Event) -> None:
+        """Show one event."""
+        if isinstance(event, Warned):
+            self.note(event.message)
+            return
+        text = event_text(event)
+        if text is not None:
+            self.text(text)
+        if isinstance(event, (Step, StageStarted, StageFinished)):
+            await self.display.progress(event.progress)
+
+
+def event_text(event: Event) -> str | None:
+    """Return what to show of ``event``, None for nothing new."""
+    if isinstance(event, Queued):
+        return f"Waiting, number {event.position} in the queue ({event.reason})"
+    if isinstance(event, StageStarted):
+        return _STAGES.get(event.stage, event.stage)
+    if isinstance(event, Step):
+        left = f", {_clock(event.remaining_seconds)} left" if event.step < event.total else ""
+        unit = "step" if event.stage == "denoise" else "part"
+        return f"{_STAGES.get(event.stage, event.stage)}: {unit} {event.step} of {event.total}{left}"
+    return None
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def _exited(local: LocalEngine | None) -> EngineError | None:
+    return None if local is None else local.exited()
