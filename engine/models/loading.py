@@ -7,7 +7,9 @@ Raises `ConfigError` (``checkpoint_invalid``) naming tensor and file. A failure 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -94,19 +96,16 @@ def _load_component(component: Component, *, device: torch.device, dtype: torch.
     named = {name: (checkpoint_name(name) if component.name == "text_encoder" else name) for name in model.state_dict()}
     _check_tensors(component, model, named)
     fp32 = _fp32_modules(model) if dtype != torch.float32 else frozenset()
-    state: dict[str, torch.Tensor] = {}
-    by_file: dict[Any, list[str]] = {}
+    by_file: dict[Path, list[str]] = {}
     for name, stored in named.items():
         by_file.setdefault(component.tensors[stored].file, []).append(name)
+    state: dict[str, torch.Tensor] = {}
     for file, names in by_file.items():
-        try:
-            with safe_open(file, framework="pt", device="cpu") as tensors:
-                for name in names:
-                    wanted = torch.float32 if fp32.intersection(name.split(".")) else dtype
-                    state[name] = _place(tensors.get_tensor(named[name]), device=device, dtype=wanted)
-                    progress.add(component.name, component.tensors[named[name]].bytes)
-        except (OSError, SafetensorError) as error:
-            raise _invalid(f"{component.name}/{file.name}", None, f"{file.name} cannot be read: {error}") from error
+        with _open_weights(component, file) as tensors:
+            for name in names:
+                wanted = torch.float32 if fp32.intersection(name.split(".")) else dtype
+                state[name] = _place(tensors.get_tensor(named[name]), device=device, dtype=wanted)
+                progress.add(component.name, component.tensors[named[name]].bytes)
     model.load_state_dict(state, assign=True)
     return model.to(device).requires_grad_(False).eval()
 
@@ -124,13 +123,27 @@ def _build(component: Component) -> Any:
             ) from error
 
 
+@contextmanager
+def _open_weights(component: Component, file: Path) -> Iterator[Any]:
+    """Open a safetensors file; a fault while it is read names it."""
+    try:
+        with safe_open(file, framework="pt", device="cpu") as tensors:
+            yield tensors
+    except (OSError, SafetensorError) as error:
+        raise _invalid(f"{component.name}/{file.name}", None, f"{file.name} cannot be read: {error}") from error
+
+
 def _fp32_modules(model: Any) -> frozenset[str]:
     return frozenset(model._keep_in_fp32_modules or ())
 
 
 def _place(tensor: torch.Tensor, *, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """Return a copy on ``device``, cast when it is floating; the file's mapping is not kept."""
-    return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else tensor.dtype, copy=True)
+    """Return ``tensor`` on ``device``, cast when it is floating.
+
+    On the CPU in the stored type it stays a view of the file, as in diffusers: ranks then share its pages, and the
+    last bits agree, which depend on where in memory a weight is aligned.
+    """
+    return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else tensor.dtype)
 
 
 def _check_tensors(component: Component, model: Any, named: dict[str, str]) -> None:
