@@ -142,11 +142,12 @@ def pack_video(video: torch.Tensor, patch: int) -> torch.Tensor:
 def unpack_video(rows: torch.Tensor, grid: LatentGrid) -> torch.Tensor:
     """Return the video latents [1, C, T, h, w] of ``rows``: the inverse of `pack_video`."""
     p = grid.patch
-    cells = rows.unflatten(1, (grid.channels, p, p)).unflatten(0, (grid.frames, grid.height // p, grid.width // p))
+    cells = rows.reshape(grid.frames, grid.height // p, grid.width // p, grid.channels, p, p)
     # [T, h/p, w/p, C, p, p] -> [C, T, h/p, p, w/p, p]
     return cells.permute(3, 0, 1, 4, 2, 5).reshape(grid.video_shape)
 
 
 def unpack_audio(rows: torch.Tensor, grid: LatentGrid) -> torch.Tensor:
     """Return the audio latents [1, Ca, 2, A] of channel-major ``rows`` [2A, Ca]."""
-    return rows.unflatten(0, (geometry.AUDIO_CHANNELS, grid.audio_length)).permute(2, 0, 1)[None].contiguous()
+    channels = rows.reshape(geometry.AUDIO_CHANNELS, grid.audio_length, grid.audio_channels)
+    return channels.permute(2, 0, 1)[None].contiguous()

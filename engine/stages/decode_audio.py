@@ -25,6 +25,6 @@ def decode_audio(ctx: StageContext, audio: torch.Tensor) -> torch.Tensor | None:
     std = torch.tensor(vae.config.latents_std, device=ctx.device).view(1, -1, 1)
     # The VAE is mono: the two channels are its batch. [1, Ca, 2, A] -> [2, Ca, A]
     channels = audio[0].to(ctx.device, torch.float32).permute(1, 0, 2).contiguous()
-    waveform = vae.decode(channels * std + mean, return_dict=False)[0]  # [2, 1, N]
+    waveform: torch.Tensor = vae.decode(channels * std + mean, return_dict=False)[0]  # [2, 1, N]
     ctx.report(1, 1)
     return waveform.float().permute(1, 0, 2)
