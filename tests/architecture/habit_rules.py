@@ -14,6 +14,10 @@ PICKLE_CALLS = frozenset(
 )  # fmt: skip
 UNSAFE_KEYWORDS = frozenset({"trust_remote_code", "allow_pickle"})
 MIN_DOCSTRING = 20
+ENVIRONMENT_READERS = frozenset(
+    {"engine/env.py", "engine/fleet.py", "engine/worker.py", "comfy_h3/host.py", "comfy_h3/environment.py"}
+)
+"""``env.py`` reads what users set; the fleet and the workers hand variables down to what they start and load."""
 
 
 def no_pickle_on_any_road(module: Module) -> list[str]:
@@ -90,10 +94,22 @@ def every_function_has_a_return_type(module: Module) -> list[str]:
     ]
 
 
+def the_environment_is_read_in_few_places(module: Module) -> list[str]:
+    """A variable that steers the program is found in one place."""
+    if module.path in ENVIRONMENT_READERS:
+        return []
+    return [
+        f"{module.path}:{node.lineno}: reads the environment"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("os.environ", "os.environb", "os.getenv")
+    ]
+
+
 RULES: tuple[Callable[[Module], list[str]], ...] = (
     no_pickle_on_any_road,
     no_print,
     no_swallowed_exception,
     every_module_has_a_docstring,
     every_function_has_a_return_type,
+    the_environment_is_read_in_few_places,
 )

@@ -37,6 +37,8 @@ PLANTED: list[tuple[Rule, str]] = [
     (habit_rules.every_module_has_a_docstring, '"""Utils."""'),
     (habit_rules.every_function_has_a_return_type, "def f():\n    return 1"),
     (habit_rules.every_function_has_a_return_type, "def f() -> int:\n    async def g(): ...\n    return 1"),
+    (habit_rules.the_environment_is_read_in_few_places, "home = os.environ['HOME']"),
+    (habit_rules.the_environment_is_read_in_few_places, "home = os.getenv('HOME')"),
 ]
 
 CLEAN = [
