@@ -1,1 +1,1 @@
-"""The aiohttp server: routes, websocket, authentication, metrics. Never imports torch."""
+"""The HTTP and websocket server. It speaks the contract, asks the controller, and knows no torch."""

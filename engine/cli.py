@@ -1,0 +1,77 @@
+"""The command line: ``python -m engine`` and ``h3-engine``.
+
+Results go to stdout, progress and errors to stderr. Exit status: 0 done, 2 the caller's fault (options, checkpoint,
+request), 3 the engine's, 130 cancelled. Importing this module imports no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Callable, Sequence
+
+from . import cli_client, cli_demo, cli_serve
+from .cli_output import tell
+from .config import OPTIONS
+from .contract.errors import ConfigError, EngineError, JobCancelled, RequestError
+from .contract.version import ENGINE_VERSION
+
+DONE, CALLERS_FAULT, ENGINES_FAULT, CANCELLED = 0, 2, 3, 130
+
+_Add = Callable[[argparse.ArgumentParser], None]
+_Run = Callable[[argparse.Namespace], int]
+COMMANDS: dict[str, tuple[str, _Add, _Run]] = {
+    "serve": ("start an engine", cli_serve.add_arguments, cli_serve.run),
+    "generate": ("make a video on a running engine", cli_client.add_generate_arguments, cli_client.run_generate),
+    "status": ("describe a running engine as JSON", cli_client.add_url, cli_client.run_status),
+    "ping": ("measure the way to rank 0 and back", cli_client.add_ping_arguments, cli_client.run_ping),
+    "make-tiny": ("write a random checkpoint", cli_demo.add_make_tiny_arguments, cli_demo.run_make_tiny),
+    "demo": ("make-tiny, serve, generate, stop", cli_demo.add_demo_arguments, cli_demo.run_demo),
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    parser = argparse.ArgumentParser(prog="h3-engine", description="MiniMax-H3 video and sound on several ranks.")
+    parser.add_argument("--version", action="version", version=ENGINE_VERSION)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, (words, add, _) in COMMANDS.items():
+        add(commands.add_parser(name, help=words, description=words.capitalize() + ".", allow_abbrev=False))
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status (argparse itself exits with 2)."""
+    parser = build_parser()
+    arguments, unknown = parser.parse_known_args(argv)
+    _, _, run = COMMANDS[arguments.command]
+    try:
+        _refuse_unknown(unknown)
+        return run(arguments)
+    except KeyboardInterrupt:
+        tell("cancelled")
+        return CANCELLED
+    except EngineError as error:
+        tell(f"error: {error} ({error.code})")
+        return exit_status(error)
+
+
+def _refuse_unknown(words: Sequence[str]) -> None:
+    if not words:
+        return
+    flag, _, value = words[0].partition("=")
+    close = difflib.get_close_matches(flag, [option.flag for option in OPTIONS], n=2)
+    raise ConfigError(
+        "config_unknown_key",
+        f"There is no option {flag}.",
+        field=flag,
+        value=value or " ".join(words[1:2]) or None,
+        remedy=f"Did you mean {' or '.join(close)}?" if close else "See h3-engine COMMAND --help.",
+    )
+
+
+def exit_status(error: EngineError) -> int:
+    """Return whose fault ``error`` is, as an exit status."""
+    if isinstance(error, JobCancelled):
+        return CANCELLED
+    return CALLERS_FAULT if isinstance(error, (ConfigError, RequestError)) else ENGINES_FAULT

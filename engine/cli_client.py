@@ -1,0 +1,147 @@
+"""``generate``, ``status`` and ``ping``: the commands that ask a running engine.
+
+They raise the engine's typed errors; `cli.main` turns them into words and an exit status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from . import env
+from .cli_output import ProgressBar, bytes_in_words, say, tell
+from .client import EngineClient
+from .config import DEFAULT_PORT
+from .contract.errors import ConfigError, EngineDeadError
+from .contract.limits import DEFAULT_STEPS
+
+_DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
+_POLL_SECONDS = 0.5
+
+
+def add_url(parser: argparse.ArgumentParser) -> None:
+    """Add ``--url``."""
+    parser.add_argument("--url", default=None, help=f"the engine's address (default: {env.URL}, else {_DEFAULT_URL})")
+
+
+def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``generate``."""
+    add_url(parser)
+    parser.add_argument("--prompt", required=True, help="what the video shows")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--seconds", type=float, help="duration (default: 5)")
+    length.add_argument("--frames", type=int, help="frames at 24 a second, snapped up to 17n+5")
+    parser.add_argument("--width", type=int, help="pixels (default: the checkpoint's 16:9 canvas)")
+    parser.add_argument("--height", type=int, help="pixels")
+    parser.add_argument("--steps", type=int, default=DEFAULT_STEPS, help="forwards of the transformer")
+    parser.add_argument("--seed", type=int, default=0, help="0 to 2^64 - 1")
+    parser.add_argument("-o", "--output", default="output.mp4", metavar="OUT.mp4", help="where the MP4 goes")
+
+
+def request_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the ``generate`` request of the command line; what is not given is left to the engine."""
+    names = ("prompt", "seconds", "frames", "width", "height", "steps", "seed")
+    given = {name: getattr(arguments, name) for name in names}
+    return {"task": "generate", **{name: value for name, value in given.items() if value is not None}}
+
+
+def output_of(arguments: argparse.Namespace) -> Path:
+    """Return ``--output`` as an absolute path."""
+    return Path(arguments.output).expanduser().absolute()
+
+
+def run_generate(arguments: argparse.Namespace) -> int:
+    """Generate one video and say its path."""
+    path = asyncio.run(generate(_client(arguments), request_of(arguments), output_of(arguments)))
+    say(str(path))
+    return 0
+
+
+async def generate(client: EngineClient, request: Mapping[str, Any], output: Path) -> Path:
+    """Run ``request`` with a progress bar and put its MP4 at ``output``; return it.
+
+    Raises:
+        EngineError: the job's error.
+        ConfigError: ``output`` cannot be written; found out before the job starts.
+    """
+    bar = ProgressBar()
+    try:
+        scratch = tempfile.TemporaryDirectory(prefix=".h3-engine-", dir=output.parent)
+    except OSError as error:
+        raise ConfigError(
+            "config_bad_value", f"The output cannot be written: {error}", field="output", value=str(output)
+        ) from error
+    with scratch as folder:
+        async with client:
+            await _wait_until_loaded(client, bar)
+            outcome = await client.run(request, folder=Path(folder), on_event=bar.take)
+        outcome.outputs["video"][0].replace(output)
+    return output
+
+
+async def _wait_until_loaded(client: EngineClient, bar: ProgressBar) -> None:
+    while (health := await client.health())["status"] == "loading":
+        bar.show_loading(health)
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+def run_status(arguments: argparse.Namespace) -> int:
+    """Say the engine's health, description and jobs as JSON."""
+    return asyncio.run(_with_client(arguments, _say_status))
+
+
+async def _say_status(client: EngineClient) -> int:
+    health, info, jobs = [await client.call("GET", f"/v1/{name}") for name in ("health", "info", "jobs")]
+    say(json.dumps({"health": health, "info": info, "jobs": jobs["jobs"]}, indent=2))
+    if health["status"] == "dead":
+        raise EngineDeadError("engine_dead", f"The engine is dead. {health['reason']}")
+    return 0
+
+
+def add_ping_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``ping``."""
+    add_url(parser)
+    parser.add_argument("--megabytes", type=int, default=64, help="bytes to send and get back, in 1e6")
+
+
+def run_ping(arguments: argparse.Namespace) -> int:
+    """Send a block through rank 0 and back, and say how fast it went."""
+    length = arguments.megabytes * 1_000_000
+
+    async def ping(client: EngineClient) -> int:
+        with tempfile.TemporaryDirectory(prefix="h3-engine-ping-") as folder:
+            source = Path(folder) / "source.safetensors"
+            await asyncio.to_thread(write_blob, source, length)
+            began = time.monotonic()
+            await client.run({"task": "echo"}, inputs={"data": source}, folder=Path(folder))
+            seconds = time.monotonic() - began
+        say(f"{bytes_in_words(length)} there and back in {seconds:.3f} s: {bytes_in_words(2 * length / seconds)}/s")
+        return 0
+
+    return asyncio.run(_with_client(arguments, ping))
+
+
+def write_blob(path: Path, length: int) -> None:
+    """Write a safetensors file with one U8 tensor ``data`` of ``length`` patterned bytes, a block at a time."""
+    header = json.dumps({"data": {"dtype": "U8", "shape": [length], "data_offsets": [0, length]}}).encode()
+    block = bytes(range(256)) * 4096
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for start in range(0, length, len(block)):
+            file.write(block[: min(len(block), length - start)])
+
+
+def _client(arguments: argparse.Namespace) -> EngineClient:
+    return EngineClient(arguments.url or env.read_url(_DEFAULT_URL), token=env.read_token())
+
+
+async def _with_client(arguments: argparse.Namespace, run: Callable[[EngineClient], Awaitable[int]]) -> int:
+    async with _client(arguments) as client:
+        tell(f"engine at {client.url}")
+        return await run(client)

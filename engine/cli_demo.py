@@ -1,0 +1,103 @@
+"""``make-tiny`` and ``demo``: a complete random checkpoint, and a whole run with it on this machine's CPU.
+
+`demo` raises `JobError` or `EngineDeadError` when its engine fails; the engine is stopped in any case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from . import env
+from .cli_client import generate, output_of
+from .cli_output import bytes_in_words, say, tell
+from .client import EngineClient
+from .contract.errors import EngineDeadError
+
+PRESETS = ("tiny", "small")
+_RANKS = 2
+_SECONDS = 5.0
+_STEPS = 8
+_PROMPT = "A paper boat sails along a rain gutter, the rain drums on the leaves."
+_START_SECONDS = 180.0
+_STOP_SECONDS = 30.0
+_LOG_LINES = 40
+
+
+def add_make_tiny_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``make-tiny``."""
+    parser.add_argument("folder", metavar="DIR", help="new folder of the checkpoint")
+    parser.add_argument("--preset", choices=PRESETS, default="tiny", help="tiny: a few MB; small: wider layers")
+
+
+def run_make_tiny(arguments: argparse.Namespace) -> int:
+    """Write the checkpoint and say its folder."""
+    # Needs torch and transformers, which the other commands do without.
+    from .tiny import make_tiny
+
+    facts = make_tiny(Path(arguments.folder), preset=arguments.preset)
+    tell(f"{arguments.preset} checkpoint with random weights (its videos are noise): {bytes_in_words(facts['bytes'])}")
+    say(str(Path(arguments.folder).absolute()))
+    return 0
+
+
+def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``demo``."""
+    parser.add_argument("-o", "--output", default="demo.mp4", metavar="demo.mp4", help="where the MP4 goes")
+    parser.add_argument("--folder", metavar="DIR", help="where the checkpoint is kept (default: a temporary folder)")
+
+
+def run_demo(arguments: argparse.Namespace) -> int:
+    """Make the checkpoint, serve it on two CPU ranks, generate five seconds, stop, and say the MP4's path."""
+    with tempfile.TemporaryDirectory(prefix="h3-engine-demo-") as scratch:
+        folder = Path(arguments.folder) if arguments.folder else Path(scratch) / "model"
+        tell("making a tiny checkpoint with random weights; the video will be noise")
+        from .tiny import make_tiny
+
+        make_tiny(folder)
+        with _serving(folder, Path(scratch)) as url:
+            request = {"task": "generate", "prompt": _PROMPT, "seconds": _SECONDS, "steps": _STEPS, "seed": 1}
+            client = EngineClient(url, token=env.read_token())
+            path = asyncio.run(generate(client, request, output_of(arguments)))
+    say(str(path))
+    return 0
+
+
+@contextmanager
+def _serving(model: Path, scratch: Path) -> Iterator[str]:
+    """Run an engine for ``model``; yield its address; stop it by the end of its stdin."""
+    log, ready = scratch / "engine.log", scratch / "ready.json"
+    tell(f"starting an engine on {_RANKS} CPU ranks")
+    command = [sys.executable, "-m", __package__, "serve", "--model", str(model), "--port", "0"]
+    command += ["--device", "cpu", "--nproc-per-node", str(_RANKS), "--ready-file", str(ready), "--stop-on-eof"]
+    root = Path(__file__).resolve().parents[1]
+    with log.open("wb") as output:
+        engine = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, cwd=root)
+    try:
+        yield _wait_for_address(engine, ready, log)
+    finally:
+        assert engine.stdin is not None
+        engine.stdin.close()
+        try:
+            engine.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            engine.kill()
+            engine.wait()
+
+
+def _wait_for_address(engine: subprocess.Popen[bytes], ready: Path, log: Path) -> str:
+    deadline = time.monotonic() + _START_SECONDS
+    while not ready.exists():
+        if engine.poll() is not None or time.monotonic() > deadline:
+            tail = log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+            raise EngineDeadError("start_failed", "The engine did not start.", remedy="\n".join(["Its log:", *tail]))
+        time.sleep(0.1)
+    return str(json.loads(ready.read_text(encoding="utf-8"))["url"])

@@ -1,0 +1,88 @@
+"""What the command line shows: results on stdout, progress on stderr, log lines on stderr."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+_BAR = 24
+
+
+def say(text: str) -> None:
+    """Write one line of result to stdout."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def tell(text: str) -> None:
+    """Write one line for the person at the terminal to stderr."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def log_to_stderr() -> None:
+    """Send log lines to stderr; the lines of the fleet and its ranks carry their own prefix."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+
+
+def bytes_in_words(count: float) -> str:
+    """Return ``count`` bytes in GB, MB or kB (powers of ten)."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} bytes"
+
+
+class ProgressBar:
+    """A job's progress on stderr: one line that is redrawn on a terminal, one line a stage elsewhere."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+        self._shown = ""
+        self._began = time.monotonic()
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Show one event of the job."""
+        kind = event["type"]
+        if kind == "queued":
+            self._show(0.0, f"waiting, place {event['position']} ({event['reason']})", lasting=True)
+        elif kind == "stage_started":
+            self._show(event["progress"], event["stage"], lasting=True)
+        elif kind == "step":
+            left = f"{event['remaining_seconds']:.0f} s left"
+            self._show(event["progress"], f"{event['stage']} {event['step']}/{event['total']}, {left}", lasting=False)
+        elif kind == "warning":
+            self._line(f"note: {event['message']}")
+        elif kind == "done":
+            self._show(1.0, f"done in {time.monotonic() - self._began:.1f} s", lasting=True)
+            self._line("")
+
+    def show_loading(self, health: Mapping[str, Any]) -> None:
+        """Show how far the engine has loaded."""
+        progress = health["progress"]
+        if progress:
+            done, total = progress["bytes_done"], progress["bytes_total"]
+            words = f"loading {progress['component']}: {bytes_in_words(done)} of {bytes_in_words(total)}"
+            self._show(done / max(1, total), words, lasting=False)
+
+    def _show(self, progress: float, words: str, *, lasting: bool) -> None:
+        filled = round(progress * _BAR)
+        text = f"[{'#' * filled}{'.' * (_BAR - filled)}] {progress:4.0%} {words}"
+        if self._live:
+            width = shutil.get_terminal_size().columns - 1
+            sys.stderr.write("\r" + text[:width].ljust(width))
+            sys.stderr.flush()
+        elif lasting and text != self._shown:
+            tell(text)
+        self._shown = text
+
+    def _line(self, text: str) -> None:
+        if self._live:
+            sys.stderr.write("\n")
+        if text:
+            tell(text)

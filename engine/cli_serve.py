@@ -1,0 +1,143 @@
+"""``serve``: the engine's life from its checks to its orderly end.
+
+Everything that can be wrong with the options, the checkpoint or the port is found before a rank starts, and raised as
+`ConfigError`. Once the port is bound the server answers, whatever the ranks do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from aiohttp import web
+
+from .checkpoint import open_checkpoint
+from .cli_output import bytes_in_words, log_to_stderr, say, tell
+from .config import OPTIONS, EngineConfig, build_config
+from .contract.errors import ConfigError
+from .controller import Controller
+from .controller_folder import open_run_folder
+from .server.app import build_app
+
+logger = logging.getLogger(__name__)
+
+_SHUTDOWN_SECONDS = 5.0
+_POLL_SECONDS = 0.2
+_REPORT_SECONDS = 5.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add every option of `config.OPTIONS`, and ``--config``."""
+    parser.add_argument("--config", metavar="FILE", help="YAML file of the same options; the command line wins")
+    for option in OPTIONS:
+        default = "" if option.default in (None, False) or option.kind is list else f" (default: {option.default})"
+        words = (option.help + default).replace("%", "%%")
+        if option.kind is bool:
+            parser.add_argument(option.flag, action="store_true", default=argparse.SUPPRESS, help=words)
+        else:
+            kind = str if option.kind is list else option.kind
+            metavar = "|".join(option.choices) if option.choices and kind is str and option.kind is not list else None
+            parser.add_argument(option.flag, type=kind, default=argparse.SUPPRESS, metavar=metavar, help=words)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until SIGINT, SIGTERM or, with ``--stop-on-eof``, the end of stdin.
+
+    Raises:
+        ConfigError: nothing was started.
+    """
+    log_to_stderr()
+    given = {option.name: getattr(arguments, option.name) for option in OPTIONS if hasattr(arguments, option.name)}
+    config = build_config(given, Path(arguments.config) if arguments.config else None)
+    checkpoint = open_checkpoint(config.model, stages=config.stages)
+    # Room for one request in and one result out of the largest allowed size.
+    folder = open_run_folder(config.run_dir, room=2 * config.limits.max_body_bytes)
+    try:
+        asyncio.run(_serve(config, Controller(config, checkpoint, folder)))
+    finally:
+        folder.close()
+    return 0
+
+
+async def _serve(config: EngineConfig, controller: Controller) -> None:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    if config.stop_on_eof:
+        _watch_stdin(lambda: loop.call_soon_threadsafe(stop.set))
+    runner = web.AppRunner(build_app(controller), access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
+    await runner.setup()
+    try:
+        url = await _bind(runner, config)
+        await controller.start()
+        _announce(config, url)
+        reporting = asyncio.create_task(_report(controller))
+        await stop.wait()
+        logger.info("stopping")
+        reporting.cancel()
+        await controller.stop()
+    finally:
+        await runner.cleanup()
+        if config.ready_file is not None:
+            config.ready_file.unlink(missing_ok=True)
+
+
+async def _bind(runner: web.AppRunner, config: EngineConfig) -> str:
+    try:
+        await web.TCPSite(runner, config.host, config.port).start()
+    except OSError as error:
+        raise ConfigError(
+            "config_bad_value",
+            f"The port cannot be bound: {error.strerror or error}",
+            field="port",
+            value=f"{config.host}:{config.port}",
+            remedy="Choose another --port, or 0 for any free one.",
+        ) from error
+    host, port = runner.addresses[0][:2]
+    name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - an address to show, not to bind
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+
+
+def _announce(config: EngineConfig, url: str) -> None:
+    say(url)
+    if config.ready_file is None:
+        return
+    ready = {"url": url, "pid": os.getpid(), "token_needed": config.token is not None}
+    fresh = config.ready_file.with_name(f".{config.ready_file.name}.{os.getpid()}")
+    fresh.write_text(json.dumps(ready), encoding="utf-8")
+    fresh.replace(config.ready_file)
+
+
+async def _report(controller: Controller) -> None:
+    """Tell on stderr how far loading is, and each change of status."""
+    status, told = "", 0.0
+    while True:
+        health = controller.health()
+        progress = health["progress"]
+        if health["status"] != status:
+            status = health["status"]
+            tell(f"engine: {status}")
+        if progress and time.monotonic() - told > _REPORT_SECONDS:
+            told = time.monotonic()
+            done, total = progress["bytes_done"], progress["bytes_total"]
+            percent = f"{done / max(1, total):.0%}"
+            tell(f"loading {progress['component']}: {bytes_in_words(done)} of {bytes_in_words(total)} ({percent})")
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+def _watch_stdin(stop: Callable[[], object]) -> None:
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        stop()
+
+    threading.Thread(target=wait, name="stdin", daemon=True).start()

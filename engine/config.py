@@ -1,0 +1,317 @@
+"""The options of ``serve``: one table, read from the command line and from a YAML file.
+
+`OPTIONS` drives both readers, so that an option has one name, one type and one default. `build_config` merges them
+(the command line wins) and returns a frozen `EngineConfig` whose values agree with each other and with the machine.
+Raises `ConfigError` naming the key, the value and the remedy. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from . import env
+from .config_devices import Devices, find_devices
+from .contract.errors import ConfigError
+from .contract.limits import Limits
+from .contract.messages import STAGES
+
+DEVICES = ("auto", "cpu", "cuda", "xpu", "npu")
+DTYPES = ("auto", "fp32", "bf16")
+DEFAULT_PORT = 8190
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of ``serve``.
+
+    Attributes:
+        name: the key in YAML; ``--name`` with dashes on the command line.
+        kind: str, int, float, bool or list (of stage names).
+        default: its value when it is given nowhere.
+        help: one line for ``--help``.
+        choices: the allowed values; empty: any.
+        low: the smallest allowed number.
+        high: the largest allowed number.
+    """
+
+    name: str
+    kind: type
+    default: Any
+    help: str
+    choices: tuple[str, ...] = ()
+    low: float = 0.0
+    high: float = math.inf
+
+    @property
+    def flag(self) -> str:
+        """The option as it is written on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+
+_LIMITS = Limits()
+OPTIONS = (
+    Option("model", str, None, "checkpoint folder in diffusers' layout (required)"),
+    Option("host", str, "127.0.0.1", "address to listen on; other than loopback needs a token"),
+    Option("port", int, DEFAULT_PORT, "port to listen on; 0 picks a free one", high=65535),
+    Option("ready_file", str, None, "JSON file written when the port is bound: url, pid, token_needed"),
+    Option("device", str, "auto", "device of the ranks", DEVICES),
+    Option("dtype", str, "auto", "compute type; auto is bf16 on accelerators and fp32 on CPU", DTYPES),
+    Option("nproc_per_node", int, None, "ranks; one per accelerator by default, else 1", low=1, high=1024),
+    Option("ulysses_degree", int, None, "ranks that share one sequence; all of them by default", low=1, high=1024),
+    Option("stages", list, list(STAGES), f"stages to serve, separated by commas: {','.join(STAGES)}", STAGES),
+    Option("token_file", str, None, f"file that holds the bearer token (or set {env.TOKEN})"),
+    Option("stop_on_eof", bool, False, "stop when standard input ends"),
+    Option("max_prompt_tokens", int, _LIMITS.max_prompt_tokens, "longest prompt, tokens", low=1),
+    Option("max_seconds", float, _LIMITS.max_seconds, "longest video, seconds", low=0.25),
+    Option("max_body_bytes", int, _LIMITS.max_body_bytes, "largest request with its tensors, bytes", low=1024),
+    Option("max_queue", int, _LIMITS.max_queue, "jobs that may wait", low=1),
+    Option("data_timeout", float, 600.0, "seconds until a silent rank counts as lost", low=1.0),
+    Option("run_dir", str, None, "folder for sockets and tensors in flight (default: /dev/shm, else the temp folder)"),
+)
+_BY_NAME = {option.name: option for option in OPTIONS}
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What `build_config` resolved; no field is unset that has a meaning.
+
+    Attributes:
+        model: absolute checkpoint folder.
+        host: address to listen on. port: 0 picks a free one.
+        ready_file: where to announce the bound port, or None.
+        device: ``auto``, ``cpu``, ``cuda``, ``xpu`` or ``npu``. dtype: ``auto``, ``fp32`` or ``bf16``.
+        nproc_per_node: ranks on this host. ulysses_degree: ranks that share one sequence.
+        stages: the stages served, in the contract's order.
+        token: the bearer token, or None.
+        stop_on_eof: stop when standard input ends.
+        limits: the operator's limits.
+        data_timeout: seconds until a silent rank counts as lost.
+        run_dir: where the run folder is made, or None for the default.
+    """
+
+    model: Path
+    host: str
+    port: int
+    ready_file: Path | None
+    device: str
+    dtype: str
+    nproc_per_node: int
+    ulysses_degree: int
+    stages: tuple[str, ...]
+    token: str | None
+    stop_on_eof: bool
+    limits: Limits
+    data_timeout: float
+    run_dir: Path | None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read the options of a YAML file.
+
+    Raises:
+        ConfigError: the file cannot be read, is no mapping, has an unknown key or a value of a wrong type.
+    """
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(
+            "config_bad_value",
+            f"The configuration file cannot be read: {error}",
+            field="config",
+            value=str(path),
+            remedy="Give a YAML file of options.",
+        ) from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(
+            "config_bad_value",
+            "The configuration file is not a mapping of options.",
+            field="config",
+            value=str(path),
+            remedy="Write one 'key: value' a line.",
+        )
+    return check_options(data)
+
+
+def check_options(data: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return ``data`` with normalised keys (``-`` and ``_`` are one) and checked values.
+
+    Raises:
+        ConfigError: ``config_unknown_key`` with close matches, ``config_bad_value``.
+    """
+    checked: dict[str, Any] = {}
+    for key, value in data.items():
+        name = str(key).replace("-", "_")
+        option = _BY_NAME.get(name)
+        if option is None:
+            close = difflib.get_close_matches(name, _BY_NAME, n=3)
+            raise ConfigError(
+                "config_unknown_key",
+                f"There is no option {key!r}.",
+                field=str(key),
+                value=value,
+                remedy=f"Did you mean {' or '.join(close)}?" if close else f"Options: {', '.join(_BY_NAME)}.",
+            )
+        if value is not None:
+            checked[name] = _check_value(option, value)
+    return checked
+
+
+def _check_value(option: Option, value: Any) -> Any:
+    if option.kind is list:
+        return _check_list(option, value)
+    if option.kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, option.kind) or (option.kind is int and isinstance(value, bool)):
+        words = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+        raise _bad(option, value, f"{option.name} must be {words[option.kind]}.", f"Give {words[option.kind]}.")
+    if option.choices and value not in option.choices:
+        close = difflib.get_close_matches(str(value), option.choices, n=1)
+        hint = f"Did you mean {close[0]}? " if close else ""
+        raise _bad(
+            option, value, f"{option.name} cannot be {value!r}.", f"{hint}Use one of {', '.join(option.choices)}."
+        )
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and not option.low <= value <= option.high:
+        span = f"{option.low:g} or more" if option.high == math.inf else f"{option.low:g} to {option.high:g}"
+        raise _bad(option, value, f"{option.name} is out of its range.", f"Use {span}.")
+    return value
+
+
+def _check_list(option: Option, value: Any) -> list[str]:
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise _bad(option, value, f"{option.name} must be a list of names.", f"Use {', '.join(option.choices)}.")
+    for name in names:
+        if name not in option.choices:
+            close = difflib.get_close_matches(name, option.choices, n=1)
+            hint = f"Did you mean {close[0]}? " if close else ""
+            raise _bad(option, name, f"There is no stage {name!r}.", f"{hint}Use some of {', '.join(option.choices)}.")
+    return [name for name in option.choices if name in names]
+
+
+def _bad(option: Option, value: Any, message: str, remedy: str) -> ConfigError:
+    return ConfigError("config_bad_value", message, field=option.name, value=value, remedy=remedy)
+
+
+def build_config(given: Mapping[str, Any], config_file: Path | None = None) -> EngineConfig:
+    """Merge defaults, ``config_file`` and ``given`` (the command line, which wins), and resolve the rest.
+
+    Args:
+        given: only the options that stand on the command line.
+
+    Raises:
+        ConfigError: as `read_yaml` and `check_options`, or two values contradict each other or the machine.
+    """
+    values = {option.name: option.default for option in OPTIONS}
+    values |= read_yaml(config_file) if config_file is not None else {}
+    values |= check_options(given)
+    if values["model"] is None:
+        raise ConfigError(
+            "config_bad_value",
+            "No model is given.",
+            field="model",
+            remedy="Give --model DIR, a checkpoint folder in diffusers' layout (make-tiny makes a small one).",
+        )
+    token = _read_token(values["token_file"])
+    _check_host(values["host"], token)
+    ranks, ulysses = _resolve_layout(values, find_devices(values["device"]))
+    return EngineConfig(
+        model=Path(values["model"]).expanduser().resolve(),
+        host=values["host"],
+        port=values["port"],
+        ready_file=_path(values["ready_file"]),
+        device=values["device"],
+        dtype=values["dtype"],
+        nproc_per_node=ranks,
+        ulysses_degree=ulysses,
+        stages=tuple(values["stages"]),
+        token=token,
+        stop_on_eof=values["stop_on_eof"],
+        limits=Limits(
+            max_prompt_tokens=values["max_prompt_tokens"],
+            max_seconds=values["max_seconds"],
+            max_body_bytes=values["max_body_bytes"],
+            max_queue=values["max_queue"],
+        ),
+        data_timeout=values["data_timeout"],
+        run_dir=_path(values["run_dir"]),
+    )
+
+
+def _path(value: str | None) -> Path | None:
+    return None if value is None else Path(value).expanduser().resolve()
+
+
+def _resolve_layout(values: Mapping[str, Any], devices: Devices) -> tuple[int, int]:
+    """Return (ranks, ulysses_degree); an unset one follows from the other."""
+    ranks, ulysses = values["nproc_per_node"], values["ulysses_degree"]
+    ranks = ranks or ulysses or max(1, devices.count)
+    ulysses = ulysses or ranks
+    if ranks != ulysses:
+        raise ConfigError(
+            "config_conflict",
+            f"{ranks} ranks cannot be laid out with ulysses_degree {ulysses}: every rank must have a place.",
+            field="ulysses_degree",
+            value=ulysses,
+            remedy=f"Working layouts: nproc_per_node {ranks} with ulysses_degree {ranks}, "
+            f"or nproc_per_node {ulysses} with ulysses_degree {ulysses}.",
+        )
+    if devices.kind != "cpu" and ranks > devices.count:
+        raise ConfigError(
+            "config_conflict",
+            f"{ranks} ranks need {ranks} devices; this machine has {devices.count} of kind {devices.kind}.",
+            field="nproc_per_node",
+            value=ranks,
+            remedy=f"Use --nproc-per-node {devices.count} or less.",
+        )
+    return ranks, ulysses
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` (a name or address, without port) is this machine's loopback."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _check_host(host: str, token: str | None) -> None:
+    if not is_loopback(host) and token is None:
+        raise ConfigError(
+            "config_conflict",
+            f"Listening on {host} would let anyone on the network use this engine.",
+            field="host",
+            value=host,
+            remedy=f"Give --token-file FILE (or set {env.TOKEN}), or listen on 127.0.0.1.",
+        )
+
+
+def _read_token(file: str | None) -> str | None:
+    if file is None:
+        return env.read_token()
+    try:
+        token = Path(file).expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            "config_bad_value", f"The token file cannot be read: {error}", field="token_file", value=file
+        ) from error
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise ConfigError(
+            "config_bad_value",
+            "The token file must hold one word of ASCII characters.",
+            field="token_file",
+            value=file,
+            remedy="For example: openssl rand -hex 32 > FILE",
+        )
+    return token

@@ -1,0 +1,403 @@
+"""The controller: the queue, the jobs, and what the ranks are doing. It runs in the server process, without torch.
+
+One job is with the ranks at a time; the others wait with a position and a reason. A job that is accepted always ends:
+with its result, an error, or a cancellation. Every method runs on the event loop. What fails:
+
+- a lost rank fails the running job with ``rank_lost``; the next one runs when the fleet has restarted the ranks;
+- a fleet that ended fails every job, present and coming, with ``engine_dead`` and the end of its log;
+- `RequestError` is the caller's, raised by `check`, `submit` and `get` before any rank is woken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import shutil
+import time
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from .checkpoint import Checkpoint
+from .config import EngineConfig
+from .contract.checks import Headers, Plan, check_request
+from .contract.errors import (
+    EngineBusyError,
+    EngineDeadError,
+    EngineError,
+    JobCancelled,
+    JobError,
+    RequestError,
+    error_from_dict,
+)
+from .contract.messages import (
+    Done,
+    EncodePrompt,
+    Generate,
+    Output,
+    Queued,
+    Request,
+    StageFinished,
+    Started,
+    event_from_dict,
+)
+from .contract.version import ENGINE_VERSION, PROTOCOL_VERSION
+from .controller_fleet import FleetProcess
+from .controller_folder import RunFolder
+from .controller_jobs import Job
+from .controller_stats import Stats
+from .wire import describe_part
+
+logger = logging.getLogger(__name__)
+
+_KEEP_RECORDS = 256
+_REASON_LINES = 30
+
+
+class Controller:
+    """Jobs of one engine. `start` it, then `submit`; `stop` ends the ranks and deletes every file."""
+
+    def __init__(self, config: EngineConfig, checkpoint: Checkpoint, folder: RunFolder) -> None:
+        self.config = config
+        self.checkpoint = checkpoint
+        self.folder = folder
+        self.stats = Stats()
+        self.jobs: dict[str, Job] = {}
+        self._fleet = FleetProcess(config, folder, self)
+        self._queue: deque[Job] = deque()
+        self._running: Job | None = None
+        self._phase = "loading"
+        self._reason: str | None = None
+        self._progress: dict[str, Any] | None = None
+        self._ranks: dict[str, Any] = {}
+        self._stopping = False
+
+    async def start(self) -> None:
+        """Spawn the ranks; they load while the server already answers.
+
+        Raises:
+            ConfigError: ``start_failed``.
+        """
+        await self._fleet.start()
+
+    async def stop(self) -> None:
+        """Fail what is not finished, stop the ranks, delete the run folder."""
+        self._stopping = True
+        self._phase, self._reason = "dead", "The engine is stopping."
+        self._fail_all(EngineDeadError("engine_dead", "The engine was stopped.", remedy="Start it again."))
+        await self._fleet.stop()
+        await asyncio.to_thread(self.folder.close)
+
+    # --- what it looks like from outside
+
+    @property
+    def status(self) -> str:
+        """``loading``, ``ready``, ``busy``, ``restarting`` or ``dead``; ``ready`` only when a job would start now."""
+        return "busy" if self._phase == "ready" and self._running else self._phase
+
+    @property
+    def waiting(self) -> int:
+        """Jobs in the queue."""
+        return len(self._queue)
+
+    def health(self) -> dict[str, Any]:
+        """Return the answer of ``GET /v1/health``."""
+        return {"status": self.status, "progress": self._progress, "reason": self._reason}
+
+    def info(self) -> dict[str, Any]:
+        """Return the answer of ``GET /v1/info``; what only the ranks know is null until they are ready."""
+        ranks = self._ranks
+        return {
+            "version": ENGINE_VERSION,
+            "protocol": PROTOCOL_VERSION,
+            "model": {"name": self.checkpoint.folder.name, "path": str(self.checkpoint.folder)},
+            "partitions": list(self.checkpoint.partitions),
+            "stages": list(self.config.stages),
+            "ranks": self.config.nproc_per_node,
+            "layout": {"ulysses_degree": self.config.ulysses_degree},
+            "device": ranks.get("device"),
+            "dtype": ranks.get("dtype"),
+            "backend": ranks.get("backend"),
+            "pids": ranks.get("pids"),
+            "facts": self.checkpoint.facts.to_dict(),
+            "limits": self.config.limits.to_dict(),
+        }
+
+    def get(self, job_id: str) -> Job:
+        """Return a job.
+
+        Raises:
+            RequestError: ``unknown_job``.
+        """
+        if job_id not in self.jobs:
+            raise RequestError(
+                "unknown_job",
+                f"There is no job {job_id}.",
+                field="job_id",
+                value=job_id,
+                remedy=f"List the jobs with GET /v1/jobs; the last {_KEEP_RECORDS} finished ones are remembered.",
+            )
+        return self.jobs[job_id]
+
+    # --- accepting
+
+    async def check(self, request: Request, headers: Headers) -> Plan:
+        """Check a request, its prompt's length included, without waking a rank.
+
+        Raises:
+            RequestError: naming field, value and remedy.
+        """
+        limits = self.config.limits
+        plan = check_request(
+            request, facts=self.checkpoint.facts, limits=limits, headers=headers, stages=self.config.stages
+        )
+        if isinstance(request, (EncodePrompt, Generate)):
+            tokens = await asyncio.to_thread(self.checkpoint.count_tokens, request.prompt)
+            if tokens > limits.max_prompt_tokens:
+                raise RequestError(
+                    "prompt_too_long",
+                    f"The prompt has {tokens} tokens, the limit is {limits.max_prompt_tokens}.",
+                    field="request.prompt",
+                    value=tokens,
+                    remedy="Shorten the prompt, or raise --max-prompt-tokens.",
+                )
+        return plan
+
+    def check_new(self, job_id: str) -> None:
+        """Check that a job with this id could be accepted now.
+
+        Raises:
+            RequestError: ``duplicate_job``.
+            EngineDeadError: the ranks are gone.
+            EngineBusyError: the queue is full.
+        """
+        if job_id in self.jobs:
+            raise RequestError(
+                "duplicate_job",
+                f"There is already a job {job_id}.",
+                field="job_id",
+                value=job_id,
+                remedy="Pick a new UUID for each job.",
+            )
+        if self._phase == "dead":
+            raise self._dead_error()
+        if self.waiting >= self.config.limits.max_queue:
+            raise EngineBusyError(
+                "queue_full",
+                f"{self.waiting} jobs wait already.",
+                field="job_id",
+                value=job_id,
+                remedy="Try again later, or raise --max-queue.",
+            )
+
+    def submit(
+        self, job_id: str, plan: Plan, *, inputs: dict[str, Path], upload: Path | None = None, owner: object = None
+    ) -> Job:
+        """Queue a checked job; it starts at once on idle ranks.
+
+        Args:
+            inputs: part name → file. upload: their folder, the job's from now on.
+            owner: the connection whose normal close cancels the job.
+
+        Raises:
+            EngineError: as `check_new`.
+        """
+        self.check_new(job_id)
+        job = Job(job_id, plan, self.folder.make("job"), upload, inputs, owner)
+        self.jobs[job_id] = job
+        self._queue.append(job)
+        self.stats.jobs_submitted += 1
+        self._tell_positions()
+        for warning in plan.warnings:
+            job.emit(warning)
+        self._start_next()
+        return job
+
+    # --- cancelling, owning
+
+    def cancel(self, job: Job) -> None:
+        """Cancel a job: at once when it waits, at its next boundary when it runs, not at all when it is over."""
+        if job in self._queue:
+            self._queue.remove(job)
+            self._end(job, JobCancelled())
+            self._tell_positions()
+        elif job is self._running:
+            self._fleet.send({"op": "cancel", "job_id": job.id})
+
+    def adopt(self, job: Job, owner: object) -> None:
+        """Let ``owner`` take over a job whose connection was lost; a job of no connection stays so."""
+        if job.owner is not None:
+            job.owner = owner
+
+    def leave(self, owner: object, *, normally: bool) -> None:
+        """``owner`` is gone: cancel its jobs when it left normally, else give it time to come back."""
+        for job in [job for job in self.jobs.values() if job.owner is owner]:
+            if normally:
+                self.cancel(job)
+                self._release(job)
+            else:
+                asyncio.get_running_loop().call_later(self.config.limits.resume_seconds, self._expire, job, owner)
+
+    def _expire(self, job: Job, owner: object) -> None:
+        if job.owner is owner and not job.over:
+            logger.warning("job %s: its connection did not come back, cancelling", job.id)
+            self.cancel(job)
+
+    # --- running
+
+    def _start_next(self) -> None:
+        if self.status != "ready" or not self._queue:
+            return
+        job = self._running = self._queue.popleft()
+        self.stats.jobs_started += 1
+        self._fleet.send(
+            {
+                "op": "run",
+                "job_id": job.id,
+                "request": dataclasses.asdict(job.plan.request),
+                "inputs": {name: str(path) for name, path in job.inputs.items()},
+                "folder": str(job.folder),
+            }
+        )
+        job.emit(Started(list(job.plan.stages), job.plan.facts))
+        self._tell_positions()
+
+    def _tell_positions(self) -> None:
+        for position, job in enumerate(self._queue, start=1):
+            event = Queued(position, self.status)
+            if job.queued != event:
+                job.emit(event)
+
+    def _end(self, job: Job, error: EngineError | None, facts: dict[str, Any] | None = None) -> None:
+        if error is None:
+            job.emit(Done(time.time() - (job.started or job.created), {**job.plan.facts, **(facts or {})}))
+        else:
+            logger.info("job %s ended: %s %s", job.id, error.code, error.message)
+            job.fail(error)
+        self.stats.jobs_ended[job.state] += 1
+        if job.upload is not None:
+            self._delete([job.upload])
+        if job.owner is None:
+            self._release(job)
+        else:
+            self._release_later(job)
+        self._forget_old()
+
+    def _release(self, job: Job) -> None:
+        """Delete the outputs of a finished job, its MP4 excepted, once nobody reads them any more."""
+        if not job.over or job.released:
+            return
+        if job.followers:
+            self._release_later(job)
+        else:
+            self._delete(job.release())
+
+    def _release_later(self, job: Job) -> None:
+        asyncio.get_running_loop().call_later(self.config.limits.resume_seconds, self._release, job)
+
+    def _forget_old(self) -> None:
+        over = sorted((job for job in self.jobs.values() if job.over), key=lambda job: job.ended or 0.0)
+        with_result = [job for job in over if job.result]
+        for job in with_result[: -self.config.limits.keep_results]:
+            job.result = None
+            self._delete([job.folder])
+        for job in over[:-_KEEP_RECORDS]:
+            self.forget(job)
+
+    def forget(self, job: Job) -> None:
+        """Remove a finished job with its files."""
+        assert job.over, job.state
+        del self.jobs[job.id]
+        self._delete([job.folder])
+
+    def _delete(self, paths: Iterable[Path]) -> None:
+        asyncio.get_running_loop().run_in_executor(None, _remove, list(paths))
+
+    def _fail_all(self, error: EngineError) -> None:
+        jobs = [*([self._running] if self._running else []), *self._queue]
+        self._running = None
+        self._queue.clear()
+        for job in jobs:
+            self._end(job, error)
+
+    # --- what the fleet tells (FleetListener)
+
+    async def fleet_said(self, message: dict[str, Any]) -> None:
+        """Take one message of rank 0."""
+        op = message["op"]
+        if op == "loading":
+            self._progress = {key: message[key] for key in ("component", "bytes_done", "bytes_total")}
+        elif op == "ready":
+            self._ranks, self._phase, self._progress, self._reason = message["info"], "ready", None, None
+            logger.info("ready: %d ranks on %s", self.config.nproc_per_node, self._ranks.get("device"))
+            self._start_next()
+        elif op == "failed":
+            self._reason = str(error_from_dict(message["error"]))
+        elif self._running is not None and message["job_id"] == self._running.id:
+            await self._job_said(self._running, message)
+
+    async def _job_said(self, job: Job, message: dict[str, Any]) -> None:
+        if message["op"] == "event":
+            event = event_from_dict(message["event"])
+            if isinstance(event, StageFinished):
+                self.stats.finish_stage(event.stage, event.seconds)
+            job.emit(event)
+        elif message["op"] == "output":
+            path = Path(message["path"])
+            part = await asyncio.to_thread(describe_part, message["name"], path)
+            output = Output(message["name"], message["index"], message["last"], message["format"], parts=(part,))
+            if job is self._running:
+                job.add_output(output, path)
+        elif message["op"] == "end":
+            self._running = None
+            error = message["error"]
+            self._end(job, error_from_dict(error) if error else None, message["facts"])
+            self._start_next()
+
+    def fleet_lost(self) -> None:
+        """The ranks are gone for now: fail the running job, keep the queue."""
+        if self._stopping or self._phase == "dead":
+            return
+        self._phase, self._progress = "restarting", None
+        self.stats.restarts += 1
+        job, self._running = self._running, None
+        if job is not None:
+            self._end(
+                job,
+                JobError(
+                    "rank_lost",
+                    "A rank died or stopped answering while it ran this job; the ranks restart.",
+                    remedy="Run it again; if it happens again, look at the log.",
+                    details={"log": self._fleet.log_tail(_REASON_LINES)},
+                ),
+            )
+        self._tell_positions()
+
+    def fleet_ended(self, status: int) -> None:
+        """The fleet is gone for good: nothing runs any more."""
+        if self._stopping:
+            return
+        words = self._reason or f"The ranks' process ended with status {status}."
+        self._reason = f"{words}\n{self._fleet.log_tail(_REASON_LINES)}"
+        self._phase, self._progress = "dead", None
+        logger.error("the ranks are gone: %s", words)
+        self._fail_all(self._dead_error())
+
+    def _dead_error(self) -> EngineDeadError:
+        words, _, log = (self._reason or "").partition("\n")
+        return EngineDeadError(
+            "engine_dead",
+            f"The ranks are gone. {words}",
+            remedy="Read the log, mend the cause and start the engine again.",
+            details={"log": log},
+        )
+
+
+def _remove(paths: list[Path]) -> None:
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

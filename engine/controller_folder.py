@@ -1,0 +1,108 @@
+"""The run folder: the link's socket and the tensors in flight, private to one engine.
+
+It lies in memory (``/dev/shm``) when that has room, has mode 0700, and is locked for as long as its engine lives, so
+that the next engine can tell a leftover from a neighbour. Raises `ConfigError` when no folder can be made.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from .contract.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_PREFIX = "h3-engine-"
+_LOCK = "lock"
+_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder made in it is private
+_LONGEST_SOCKET_PATH = 100
+
+
+class RunFolder:
+    """A locked private folder; `close` deletes it with everything in it."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+
+    @property
+    def link(self) -> Path:
+        """The Unix socket that rank 0 connects to."""
+        return self.path / "link"
+
+    def make(self, kind: str) -> Path:
+        """Make and return a new empty folder for ``kind`` (``job``, ``upload``)."""
+        return Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=self.path))
+
+    def free_bytes(self) -> int:
+        """Return how many bytes fit."""
+        return shutil.disk_usage(self.path).free
+
+    def close(self) -> None:
+        """Delete the folder and release its lock."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def open_run_folder(base: Path | None, *, room: int) -> RunFolder:
+    """Make a run folder below ``base``, and remove what dead engines left there.
+
+    Args:
+        base: the operator's choice; None: ``/dev/shm`` when ``room`` bytes are free there, else the temp folder.
+
+    Raises:
+        ConfigError: ``config_bad_value`` when ``base`` cannot be written or its path is too long for a socket.
+    """
+    parent = base or (_MEMORY if _has_room(_MEMORY, room) else Path(tempfile.gettempdir()))
+    try:
+        _remove_leftovers(parent)
+        # The folder gets its name only once it is locked: a neighbour that cleans up never sees it unlocked.
+        fresh = Path(tempfile.mkdtemp(prefix=".new-" + _PREFIX, dir=parent))
+        lock = os.open(fresh / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        path = fresh.rename(parent / fresh.name.removeprefix(".new-"))
+    except OSError as error:
+        raise ConfigError(
+            "config_bad_value",
+            f"No run folder can be made: {error}",
+            field="run_dir",
+            value=str(parent),
+            remedy="Give --run-dir a folder that can be written.",
+        ) from error
+    folder = RunFolder(path, lock)
+    if len(os.fsencode(folder.link)) > _LONGEST_SOCKET_PATH:
+        folder.close()
+        raise ConfigError(
+            "config_bad_value",
+            "The path of the run folder is too long for a Unix socket.",
+            field="run_dir",
+            value=str(parent),
+            remedy="Give --run-dir a folder with a shorter path.",
+        )
+    return folder
+
+
+def _has_room(path: Path, room: int) -> bool:
+    return path.is_dir() and os.access(path, os.W_OK) and shutil.disk_usage(path).free >= room
+
+
+def _remove_leftovers(parent: Path) -> None:
+    for path in parent.glob(_PREFIX + "*"):
+        try:
+            lock = os.open(path / _LOCK, os.O_RDWR)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        else:
+            logger.info("removing the leftovers of a dead engine in %s", path)
+            shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(lock)

@@ -1,0 +1,172 @@
+"""A job: its state, its numbered events, its files, and who listens.
+
+Lives on the server's event loop and is touched from nowhere else. Raises nothing of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .contract.checks import Plan
+from .contract.errors import EngineError, JobCancelled
+from .contract.messages import (
+    Done,
+    Event,
+    Failed,
+    Output,
+    Queued,
+    StageFinished,
+    StageStarted,
+    Started,
+    Step,
+    event_to_dict,
+)
+
+STATES = ("queued", "running", "done", "error", "cancelled")
+"""A job is in one of these; the last three are final."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One numbered event as it goes to clients; ``file`` is the bytes of an ``output``."""
+
+    data: dict[str, Any]
+    file: Path | None = None
+
+
+@dataclass
+class Job:
+    """One job from its acceptance to the deletion of its files.
+
+    Attributes:
+        id: the client's UUID.
+        plan: the checked request.
+        folder: where the ranks write its outputs.
+        upload: the folder of its input parts, or None. inputs: part name → file in it.
+        owner: the connection that cancels it by closing normally, or None.
+        result: the MP4 that ``/result`` gives, or None.
+        followers: connections that are being sent its events.
+    """
+
+    id: str
+    plan: Plan
+    folder: Path
+    upload: Path | None
+    inputs: dict[str, Path]
+    owner: object | None = None
+    state: str = "queued"
+    progress: float = 0.0
+    stage: str | None = None
+    step: int | None = None
+    total: int | None = None
+    queued: Queued | None = None
+    error: EngineError | None = None
+    result: Path | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    followers: int = 0
+    created: float = field(default_factory=time.time)
+    started: float | None = None
+    ended: float | None = None
+    released: bool = False
+    _events: list[Sent] = field(default_factory=list)
+    _dropped: int = 0
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def over(self) -> bool:
+        """Whether the state is final."""
+        return self.state not in ("queued", "running")
+
+    @property
+    def last_seq(self) -> int:
+        """Number of the latest event."""
+        return self._dropped + len(self._events)
+
+    def emit(self, event: Event, file: Path | None = None) -> None:
+        """Number ``event``, keep it, note what it says about the job, and wake the followers."""
+        self._note(event)
+        self._events.append(Sent(event_to_dict(event, job_id=self.id, seq=self.last_seq + 1), file))
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, Queued):
+            self.queued = event
+        elif isinstance(event, Started):
+            self.state, self.started, self.queued = "running", time.time(), None
+            self.facts = dict(event.facts)
+        elif isinstance(event, (StageStarted, Step, StageFinished)):
+            self.stage, self.progress = event.stage, max(self.progress, event.progress)
+            self.step, self.total = (event.step, event.total) if isinstance(event, Step) else (None, None)
+        elif isinstance(event, Done):
+            self.state, self.progress, self.ended, self.facts = "done", 1.0, time.time(), dict(event.facts)
+
+    def fail(self, error: EngineError) -> None:
+        """End the job with ``error``."""
+        self.state = "cancelled" if isinstance(error, JobCancelled) else "error"
+        self.error, self.queued, self.ended = error, None, time.time()
+        self.emit(Failed(error.to_dict()))
+
+    def add_output(self, output: Output, file: Path) -> None:
+        """Announce a finished output file."""
+        if output.name == "video" and output.format == "mp4":
+            self.result = file
+        self.emit(output, file)
+
+    async def follow(self, after: int) -> AsyncIterator[Sent]:
+        """Yield the events after number ``after``, the coming ones included, until the job is over."""
+        seq = max(after, self._dropped)
+        while True:
+            while seq < self.last_seq:
+                sent = self._events[seq - self._dropped]
+                seq += 1
+                yield sent
+                seq = max(seq, self._dropped)
+            if self.over:
+                return
+            await self._changed.wait()
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        """Count a follower for as long as the block lasts."""
+        self.followers += 1
+        try:
+            yield
+        finally:
+            self.followers -= 1
+
+    def release(self) -> list[Path]:
+        """Forget all events but the last; return the output files that may be deleted (not the result)."""
+        files = [sent.file for sent in self._events if sent.file is not None and sent.file != self.result]
+        self._dropped += len(self._events) - 1
+        self._events = self._events[-1:]
+        self.released = True
+        return files
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form of ``GET /v1/jobs/{id}``."""
+        return {
+            "job_id": self.id,
+            "task": self.plan.request.task,
+            "state": self.state,
+            "position": self.queued.position if self.queued else None,
+            "reason": self.queued.reason if self.queued else None,
+            "progress": self.progress,
+            "stage": self.stage,
+            "step": self.step,
+            "total": self.total,
+            "facts": self.facts or self.plan.facts,
+            "warnings": [{"code": warning.code, "message": warning.message} for warning in self.plan.warnings],
+            "error": self.error.to_dict() if self.error else None,
+            "result": f"/v1/jobs/{self.id}/result" if self.result else None,
+            "created": self.created,
+            "started": self.started,
+            "ended": self.ended,
+            "last_seq": self.last_seq,
+        }

@@ -1,0 +1,141 @@
+"""The HTTP routes for scripts: health, info, jobs, generate, result, metrics.
+
+Errors leave as JSON ``{"error": {...}}`` (`app` turns them); handlers only raise.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+from aiohttp import web
+
+from ..contract.errors import RequestError
+from ..contract.fields import parse_json
+from ..contract.messages import Generate, parse_request
+from ..controller import Controller
+from ..controller_jobs import Job
+from .metrics import CONTENT_TYPE, render_metrics
+from .uploads import check_job_id
+from .websocket import Connection
+
+CONTROLLER = web.AppKey("controller", Controller)
+CONNECTIONS = web.AppKey("connections", list[Connection])
+
+ROUTES = web.RouteTableDef()
+
+
+@ROUTES.get("/v1/health")
+async def get_health(request: web.Request) -> web.Response:
+    """``{status, progress, reason}``; always 200, the status is in the answer."""
+    return web.json_response(request.app[CONTROLLER].health())
+
+
+@ROUTES.get("/v1/info")
+async def get_info(request: web.Request) -> web.Response:
+    """Model, partitions, stages, ranks, layout, limits, versions."""
+    return web.json_response(request.app[CONTROLLER].info())
+
+
+@ROUTES.get("/v1/jobs")
+async def get_jobs(request: web.Request) -> web.Response:
+    """``{jobs: [...]}``, oldest first."""
+    return web.json_response({"jobs": [job.to_dict() for job in request.app[CONTROLLER].jobs.values()]})
+
+
+@ROUTES.get("/v1/jobs/{id}")
+async def get_job(request: web.Request) -> web.Response:
+    """One job.
+
+    Raises:
+        RequestError: ``unknown_job``.
+    """
+    return web.json_response(_job_of(request).to_dict())
+
+
+@ROUTES.delete("/v1/jobs/{id}")
+async def delete_job(request: web.Request) -> web.Response:
+    """Cancel a job that waits or runs; forget a finished one with its result.
+
+    Raises:
+        RequestError: ``unknown_job``.
+    """
+    job, controller = _job_of(request), request.app[CONTROLLER]
+    if job.over:
+        controller.forget(job)
+    else:
+        controller.cancel(job)
+    return web.json_response(job.to_dict())
+
+
+@ROUTES.get("/v1/jobs/{id}/result")
+async def get_result(request: web.Request) -> web.StreamResponse:
+    """The MP4 of a finished job; ranges are served.
+
+    Raises:
+        RequestError: ``unknown_job`` or ``no_result``.
+    """
+    job = _job_of(request)
+    if job.state != "done" or job.result is None or not job.result.is_file():
+        limits = request.app[CONTROLLER].config.limits
+        remedy = "Ask again when it is done." if not job.over else f"The last {limits.keep_results} results are kept."
+        raise RequestError(
+            "no_result",
+            f"The job is in the state {job.state!r} and has no MP4 to give.",
+            field="job_id",
+            value=job.id,
+            remedy=remedy,
+        )
+    request.app[CONTROLLER].stats.bytes_out += job.result.stat().st_size
+    headers = {"Content-Type": "video/mp4", "Content-Disposition": f'inline; filename="{job.id}.mp4"'}
+    return web.FileResponse(job.result, headers=headers)
+
+
+@ROUTES.post("/v1/generate")
+async def post_generate(request: web.Request) -> web.Response:
+    """Queue a video: the fields of `Generate` without ``task``, and optionally ``job_id``. Answers 202 with the job.
+
+    Raises:
+        EngineError: as `Controller.check` and `Controller.submit`.
+    """
+    controller = request.app[CONTROLLER]
+    data = parse_json(await request.read())
+    job_id = data.pop("job_id", None) or str(uuid.uuid4())
+    if not isinstance(job_id, str):
+        raise RequestError("wrong_type", "job_id must be a string.", field="job_id", value=job_id)
+    check_job_id(job_id)
+    generate = parse_request({"task": "generate", **data})
+    if not isinstance(generate, Generate) or generate.container != "mp4":
+        name = "container" if isinstance(generate, Generate) else "task"
+        raise RequestError(
+            "out_of_range",
+            "This route makes MP4 files.",
+            field=f"request.{name}",
+            value=data[name],
+            remedy=f"Leave {name} out, or use the websocket.",
+        )
+    controller.check_new(job_id)
+    plan = await controller.check(generate, {})
+    job = controller.submit(job_id, plan, inputs={})
+    return web.json_response(job.to_dict(), status=202, headers={"Location": f"/v1/jobs/{job.id}"})
+
+
+@ROUTES.get("/metrics")
+async def get_metrics(request: web.Request) -> web.Response:
+    """Counters for Prometheus."""
+    return web.Response(text=render_metrics(request.app[CONTROLLER]), headers={"Content-Type": CONTENT_TYPE})
+
+
+@ROUTES.get("/v1/ws")
+async def get_websocket(request: web.Request) -> web.WebSocketResponse:
+    """The websocket (`Connection`)."""
+    connection = Connection(request.app[CONTROLLER])
+    connections = request.app[CONNECTIONS]
+    connections.append(connection)
+    try:
+        return await connection.run(request)
+    finally:
+        connections.remove(connection)
+
+
+def _job_of(request: web.Request) -> Job:
+    return request.app[CONTROLLER].get(request.match_info["id"])

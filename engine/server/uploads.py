@@ -1,0 +1,144 @@
+"""The parts of one ``submit`` on their way from the websocket to files.
+
+What was announced is checked before a byte is read; slices are written and hashed as they come. Raises `RequestError`
+for everything that a client can get wrong; the caller then drops the upload and goes on with the connection.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from pathlib import Path
+
+from ..contract.checks import Headers
+from ..contract.errors import EngineBusyError, RequestError
+from ..contract.messages import Request, Submit
+from ..controller_folder import RunFolder
+from ..wire import PartWriter
+
+MAX_PARTS = 32
+_MAX_MESSAGE = 2**32 - 1
+_SMALLEST_PART = 10
+"""Bytes of the smallest safetensors file: its length and ``{}``."""
+
+
+def check_job_id(job_id: str) -> None:
+    """Check that ``job_id`` is a UUID in its usual form.
+
+    Raises:
+        RequestError: ``out_of_range``.
+    """
+    try:
+        usual = str(uuid.UUID(job_id)) == job_id.lower()
+    except ValueError:
+        usual = False
+    if not usual:
+        raise RequestError(
+            "out_of_range",
+            "A job's id is a UUID.",
+            field="job_id",
+            value=job_id,
+            remedy="Use for example 7d0b3f0a-6f0e-4a53-9a0e-0d6a3f2b1c9d.",
+        )
+
+
+def check_announcement(submit: Submit, *, max_body_bytes: int) -> None:
+    """Check what ``submit`` says about its parts, before any of their bytes is read.
+
+    Raises:
+        RequestError: ``out_of_range`` or ``body_too_large``.
+    """
+    if submit.parts and not 1 <= submit.message <= _MAX_MESSAGE:
+        raise _bad("message", submit.message, "A message with parts has a number from 1 to 2^32 - 1.")
+    if len(submit.parts) > MAX_PARTS:
+        raise _bad("parts", len(submit.parts), f"A message has at most {MAX_PARTS} parts.")
+    names = [part.name for part in submit.parts]
+    for index, part in enumerate(submit.parts):
+        if not part.name or names.index(part.name) != index:
+            raise _bad(f"parts[{index}].name", part.name, "A part's name is not empty and unique in its message.")
+        if part.bytes < _SMALLEST_PART:
+            raise _bad(f"parts[{index}].bytes", part.bytes, f"A part has at least {_SMALLEST_PART} bytes.")
+        if not re.fullmatch("[0-9a-fA-F]{64}", part.sha256):
+            raise _bad(f"parts[{index}].sha256", part.sha256, "A sha256 is 64 hexadecimal digits.")
+    total = sum(part.bytes for part in submit.parts)
+    if total > max_body_bytes:
+        raise RequestError(
+            "body_too_large",
+            f"The parts have {total} bytes, the limit is {max_body_bytes}.",
+            field="parts",
+            value=total,
+            remedy="Send less, or raise --max-body-bytes.",
+        )
+
+
+def _bad(field: str, value: object, message: str) -> RequestError:
+    return RequestError("out_of_range", message, field=field, value=value, remedy="Correct the announcement.")
+
+
+class Upload:
+    """The announced parts of one ``submit``; blocking methods, one thread at a time."""
+
+    def __init__(self, submit: Submit, request: Request, run_folder: RunFolder) -> None:
+        """Open a file for each part.
+
+        Raises:
+            EngineBusyError: ``queue_full`` when the run folder has no room for them.
+        """
+        total = sum(part.bytes for part in submit.parts)
+        free = run_folder.free_bytes()
+        if total > free:
+            raise EngineBusyError(
+                "queue_full",
+                f"The run folder has {free} bytes left, the parts need {total}.",
+                field="parts",
+                value=total,
+                remedy="Try again when other jobs are done, or give --run-dir a larger folder.",
+            )
+        self.submit = submit
+        self.request = request
+        self.folder = run_folder.make("upload")
+        self._writers = [
+            PartWriter(part, self.folder / f"{index}.safetensors", field=f"parts.{part.name}")
+            for index, part in enumerate(submit.parts)
+        ]
+
+    @property
+    def complete(self) -> bool:
+        """Whether all announced bytes are there."""
+        return all(writer.complete for writer in self._writers)
+
+    @property
+    def inputs(self) -> dict[str, Path]:
+        """Part name → file."""
+        return {writer.part.name: writer.path for writer in self._writers}
+
+    def write(self, part: int, offset: int, payload: memoryview) -> None:
+        """Write one slice.
+
+        Raises:
+            RequestError: ``bad_tensor``.
+        """
+        if part >= len(self._writers):
+            raise RequestError(
+                "bad_tensor",
+                f"There is no part {part} in this message.",
+                field="frame.part",
+                value=part,
+                remedy=f"Parts are numbered 0 to {len(self._writers) - 1}, in the order of 'parts'.",
+            )
+        self._writers[part].write(offset, payload)
+
+    def finish(self) -> Headers:
+        """Check the hashes and read the headers of the complete files.
+
+        Raises:
+            RequestError: ``bad_checksum`` or ``bad_tensor``.
+        """
+        for writer in self._writers:
+            writer.finish()
+        return {writer.part.name: writer.header() for writer in self._writers}
+
+    def close(self) -> None:
+        """Close the files; the folder is deleted by whoever owns it."""
+        for writer in self._writers:
+            writer.close()
