@@ -15,7 +15,14 @@ PICKLE_CALLS = frozenset(
 UNSAFE_KEYWORDS = frozenset({"trust_remote_code", "allow_pickle"})
 MIN_DOCSTRING = 20
 ENVIRONMENT_READERS = frozenset(
-    {"engine/env.py", "engine/fleet.py", "engine/worker.py", "comfy_h3/host.py", "comfy_h3/environment.py"}
+    {
+        "engine/env.py",
+        "engine/fleet.py",
+        "engine/worker.py",
+        "engine/devices.py",
+        "comfy_h3/host.py",
+        "comfy_h3/environment.py",
+    }
 )
 """``env.py`` reads what users set; the fleet and the workers hand variables down to what they start and load."""
 
