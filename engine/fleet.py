@@ -1,0 +1,147 @@
+"""The fleet (``python -m engine.fleet``): launches the ranks through torch's elastic agent and restarts them.
+
+A child of the server. Promise: it ends, with all ranks, when its stdin ends (the server died), on SIGTERM, or when
+rank 0 was told to stop; a rank that dies takes the others along and all start again, ``--max-restarts`` times in
+`_STEADY_SECONDS`. On one host nothing listens outside the loopback interface: the store's socket is bound here, and
+gloo and NCCL are told their interface. Exit status: 0 after an orderly end, 1 when the ranks will not come back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from datetime import timedelta
+
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from .rank_options import CANNOT_START, RankOptions
+
+logger = logging.getLogger(__name__)
+
+_LOOPBACK = "127.0.0.1"
+_SINGLE_HOST_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+_SHUTDOWN_SECONDS = 5
+_STEADY_SECONDS = 3600.0
+"""Ranks that took longer than this to use up their restarts get new ones: the engine may run for months."""
+
+
+def parse_arguments(argv: list[str]) -> tuple[RankOptions, argparse.Namespace]:
+    """Read the command line that the server writes."""
+    parser = argparse.ArgumentParser(prog="engine.fleet", description="Launches the ranks. Started by the server.")
+    parser.add_argument("--model", required=True, help="checkpoint folder")
+    parser.add_argument("--nproc-per-node", type=int, required=True, help="ranks")
+    parser.add_argument("--ulysses-degree", type=int, required=True, help="ranks among which a sequence is split")
+    parser.add_argument("--device", required=True, help="auto or a device type")
+    parser.add_argument("--dtype", required=True, help="auto, fp32 or bf16")
+    parser.add_argument("--stages", required=True, help="comma-separated")
+    parser.add_argument("--run-dir", required=True, help="folder of the run")
+    parser.add_argument("--link", required=True, help="the controller's Unix socket")
+    parser.add_argument("--data-timeout", type=float, required=True, help="seconds a collective waits for a peer")
+    parser.add_argument("--max-restarts", type=int, default=3, help="restarts of the ranks within an hour")
+    arguments = parser.parse_args(argv)
+    options = RankOptions(
+        model=arguments.model,
+        ulysses_degree=arguments.ulysses_degree,
+        device=arguments.device,
+        dtype=arguments.dtype,
+        stages=tuple(arguments.stages.split(",")),
+        link=arguments.link,
+        data_timeout=arguments.data_timeout,
+    )
+    return options, arguments
+
+
+def loopback_store() -> TCPStore:
+    """Return a store whose server, in this process, listens on the loopback interface alone."""
+    listener = socket.create_server((_LOOPBACK, 0))
+    port = listener.getsockname()[1]
+    return TCPStore(
+        _LOOPBACK,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        # The elastic agent asks for a store at this port and finds this one.
+        multi_tenant=True,
+        master_listen_fd=listener.detach(),
+        timeout=timedelta(seconds=60),
+    )
+
+
+def stop_at_end_of_input() -> None:
+    """Make the end of stdin (the parent is gone) what SIGTERM is: the orderly end of this process and its ranks."""
+
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 4096):
+            pass
+        logger.info("the server is gone; stopping the ranks")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="stdin", daemon=True).start()
+
+
+def launch(options: RankOptions, *, store: TCPStore, nproc_per_node: int, max_restarts: int, run_dir: str) -> None:
+    """Run the ranks until they end in order.
+
+    Raises:
+        ChildFailedError: they failed more than ``max_restarts`` times.
+        SignalException: this process was told to end.
+    """
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=nproc_per_node,
+        run_id=f"h3-{options.launch}",
+        rdzv_backend="static",
+        rdzv_endpoint=f"{_LOOPBACK}:{store.port}",
+        rdzv_configs={"rank": 0},
+        max_restarts=max_restarts,
+        logs_specs=DefaultLogsSpecs(log_dir=run_dir),
+        local_addr=_LOOPBACK,
+        signals_to_handle="SIGTERM,SIGINT",
+        shutdown_timeout=_SHUTDOWN_SECONDS,
+    )
+    logger.info("launch %d: %d ranks, store at %s:%d", options.launch, nproc_per_node, _LOOPBACK, store.port)
+    elastic_launch(config, sys.executable)("-m", f"{__package__}.worker", options.to_json())
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the fleet; return the exit status."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="[fleet] %(levelname)s %(message)s")
+    options, arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
+    for name, value in _SINGLE_HOST_ENVIRONMENT.items():
+        os.environ[name] = value
+    store = loopback_store()
+    stop_at_end_of_input()
+    while True:
+        begun = time.monotonic()
+        try:
+            launch(
+                options,
+                store=store,
+                nproc_per_node=arguments.nproc_per_node,
+                max_restarts=arguments.max_restarts,
+                run_dir=arguments.run_dir,
+            )
+        except SignalException:
+            return 0
+        except ChildFailedError as error:
+            if time.monotonic() - begun < _STEADY_SECONDS:
+                logger.error("the ranks keep failing: %s", error)
+                return 1
+            options = dataclasses.replace(options, launch=options.launch + 1)
+        else:
+            return 1 if store.check([CANNOT_START]) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,279 @@
+"""One rank (``python -m engine.worker``, started by the fleet): loads its models, then runs job after job.
+
+Rank 0 is the relay: it alone speaks with the controller and hands commands to the others through the store, where idle
+ranks wait without sitting in a collective. Exit status: 0 when told to stop or when starting again would fail again
+(the controller was told why); anything else makes the fleet restart all ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import DistStoreError
+
+from .checkpoint import COMPONENTS_OF, open_checkpoint
+from .contract.errors import ConfigError, EngineError
+from .devices import pick_device, pick_dtype, share_cores
+from .link import RankLink
+from .models.bundle import Models
+from .models.loading import load_models
+from .outputs import NoOutputs, Outputs, RelayOutputs
+from .parallel.collectives import collect_json
+from .parallel.mesh import Layout, Mesh
+from .parallel.sharding import apply_sequence_parallel
+from .parallel.watchdog import EXIT_STATUS, Watchdog
+from .rank_options import CANNOT_START, RankOptions
+from .runner import JobRunner
+
+logger = logging.getLogger(__name__)
+
+_STORE_TIMEOUT = timedelta(seconds=300)
+_PATIENCE = timedelta(days=1)
+"""One wait for the next command; the store counts it in milliseconds, 32 bits wide."""
+_LOADING_INTERVAL = 0.2
+Command = dict[str, Any]
+
+
+class Relay:
+    """Rank 0's role: commands come over the link and go to the others through the store."""
+
+    def __init__(self, link: RankLink, store: Store) -> None:
+        self._link = link
+        self._store = store
+        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._cancel = threading.Event()
+        self._job_id: str | None = None
+        self._told = 0.0
+
+    def start(self) -> None:
+        """Begin to read what the controller sends."""
+        threading.Thread(target=self._read, name="link", daemon=True).start()
+
+    def _read(self) -> None:
+        for message in self._link.messages():
+            if message["op"] == "cancel":
+                if message["job_id"] == self._job_id:
+                    self._cancel.set()
+                continue
+            if message["op"] == "stop":
+                self._cancel.set()
+            self._inbox.put(message)
+        logger.info("the controller closed the link")
+        self._cancel.set()
+        self._inbox.put({"op": "stop"})
+
+    def commands(self) -> Iterator[Command]:
+        """Yield jobs until told to stop; each is published for the other ranks first."""
+        number = 0
+        while True:
+            command = self._inbox.get()
+            self._store.set(_command_key(number), json.dumps(command))
+            if number:
+                # Every rank ended the previous job, so all have read its command.
+                self._store.delete_key(_command_key(number - 1))
+            if command["op"] == "stop":
+                return
+            yield command
+            number += 1
+
+    def cancelled(self) -> bool:
+        """Whether the controller asked to cancel the running job."""
+        return self._cancel.is_set()
+
+    def begin(self, command: Command) -> Outputs:
+        """Return where the job's outputs go."""
+        self._job_id = command["job_id"]
+        return RelayOutputs(self._link, command["job_id"], Path(command["folder"]))
+
+    def end(self, command: Command, error: dict[str, Any] | None, facts: dict[str, Any]) -> None:
+        """Tell that all ranks ended the job."""
+        self._job_id = None
+        self._cancel.clear()
+        self._link.send({"op": "end", "job_id": command["job_id"], "error": error, "facts": facts})
+
+    def loading(self, component: str, done: int, total: int) -> None:
+        """Tell how far loading is, not too often."""
+        if done == total or time.monotonic() - self._told > _LOADING_INTERVAL:
+            self._told = time.monotonic()
+            message = {"op": "loading", "component": component, "bytes_done": done, "bytes_total": total}
+            self._link.send(message)
+
+    def ready(self, info: dict[str, Any]) -> None:
+        """Tell that all ranks wait for jobs."""
+        self._link.send({"op": "ready", "info": info})
+
+    def failed(self, error: dict[str, Any]) -> None:
+        """Tell that the ranks cannot start."""
+        self._link.send({"op": "failed", "error": error})
+
+
+class Follower:
+    """The other ranks' role: commands come from the store, and nothing is told to anybody."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def start(self) -> None:
+        """Nothing to read from."""
+
+    def commands(self) -> Iterator[Command]:
+        """Yield jobs until told to stop."""
+        number = 0
+        while True:
+            while not self._arrived(_command_key(number)):
+                logger.info("idle for a day")
+            command: Command = json.loads(self._store.get(_command_key(number)))
+            if command["op"] == "stop":
+                return
+            yield command
+            number += 1
+
+    def _arrived(self, key: str) -> bool:
+        try:
+            self._store.wait([key], _PATIENCE)
+        except DistStoreError:
+            return False
+        return True
+
+    def cancelled(self) -> bool:
+        """Rank 0 alone is asked."""
+        return False
+
+    def begin(self, command: Command) -> Outputs:
+        """Return outputs that go nowhere."""
+        return NoOutputs()
+
+    def end(self, command: Command, error: dict[str, Any] | None, facts: dict[str, Any]) -> None:
+        """Rank 0 tells."""
+
+    def loading(self, component: str, done: int, total: int) -> None:
+        """Rank 0 tells."""
+
+    def ready(self, info: dict[str, Any]) -> None:
+        """Rank 0 tells."""
+
+    def failed(self, error: dict[str, Any]) -> None:
+        """Rank 0 tells."""
+
+
+def _command_key(number: int) -> str:
+    return f"cmd/{number}"
+
+
+class Worker:
+    """This rank, from its start to its end."""
+
+    def __init__(self, options: RankOptions) -> None:
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        generation = f"launch{options.launch}/gen{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+        self._options = options
+        self._common = connect_store()
+        # Keys of ranks that died must not be met again, hence a prefix for each start.
+        own = PrefixStore(generation, self._common)
+        self._role = Relay(RankLink(options.link), own) if rank == 0 else Follower(own)
+        self._mesh = Mesh(Layout(rank, world, options.ulysses_degree), PrefixStore(generation, connect_store()))
+        self._watchdog = Watchdog(self._mesh, PrefixStore(generation, connect_store()), silence=options.data_timeout)
+
+    def run(self) -> int:
+        """Load, serve, leave; return the exit status."""
+        self._role.start()
+        self._watchdog.start()
+        models, error = self._load()
+        reports = collect_json({"pid": os.getpid(), "error": error and error.to_dict()}, self._mesh)
+        first = next((report["error"] for report in reports if report["error"]), None)
+        if first is not None:
+            self._common.set(CANNOT_START, "")
+            self._role.failed(first)
+            return 0
+        assert models is not None
+        self._mesh.open_data(self._device, timeout=self._options.data_timeout)
+        if self._mesh.layout.ulysses_degree > 1 and models.transformer is not None:
+            apply_sequence_parallel(models.transformer, self._mesh)
+        self._role.ready(self._info(models, [report["pid"] for report in reports]))
+        return self._serve(JobRunner(models, self._mesh, self._watchdog))
+
+    def _load(self) -> tuple[Models | None, EngineError | None]:
+        layout, options = self._mesh.layout, self._options
+        try:
+            self._device = pick_device(options.device, local_rank=int(os.environ["LOCAL_RANK"]))
+            share_cores(layout.world_size)
+            models = load_models(
+                open_checkpoint(options.model, stages=options.stages),
+                device=self._device,
+                dtype=pick_dtype(options.dtype, self._device),
+                keep=kept_components(options.stages, rank=layout.rank),
+                on_bytes=self._role.loading,
+            )
+        except EngineError as error:
+            return None, error
+        except Exception as error:
+            logger.exception("loading failed")
+            text = f"Loading failed on rank {layout.rank}: {type(error).__name__}: {error}"
+            return None, ConfigError("start_failed", text, remedy="The engine's log has the whole traceback.")
+        return models, None
+
+    def _info(self, models: Models, pids: list[int]) -> dict[str, Any]:
+        layout = self._mesh.layout
+        return {
+            "device": self._device.type,
+            "dtype": str(models.dtype).removeprefix("torch."),
+            "world_size": layout.world_size,
+            "ulysses_degree": layout.ulysses_degree,
+            "backend": self._mesh.backend,
+            "pids": pids,
+        }
+
+    def _serve(self, runner: JobRunner) -> int:
+        for command in self._role.commands():
+            result = runner.run(command, self._role.begin(command), self._role.cancelled)
+            self._role.end(command, result.error, result.facts)
+            if result.must_restart:
+                logger.error("this rank cannot serve another job and restarts")
+                return EXIT_STATUS
+        self._mesh.close()
+        return 0
+
+
+def connect_store() -> TCPStore:
+    """Return a new connection to the fleet's store; one that waits blocks only its own thread."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return TCPStore(address, port, is_master=False, timeout=_STORE_TIMEOUT)
+
+
+def kept_components(stages: tuple[str, ...], *, rank: int) -> frozenset[str]:
+    """Return what a rank loads: the transformer everywhere, the encoders and decoders on rank 0 alone."""
+    needed = {name for stage in stages for name in COMPONENTS_OF[stage]}
+    return frozenset(needed if rank == 0 else needed & {"transformer"})
+
+
+def main() -> int:
+    """Run one rank; return the exit status."""
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format=f"[rank {os.environ['RANK']}] %(levelname)s %(name)s: %(message)s",
+    )
+    # Ctrl-C in a terminal is the server's to handle.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    options = RankOptions.from_json(sys.argv[1])
+    try:
+        return Worker(options).run()
+    except Exception:
+        logger.exception("this rank ends")
+        return EXIT_STATUS
+
+
+if __name__ == "__main__":
+    sys.exit(main())
