@@ -25,7 +25,7 @@ LAYERS: dict[str, int] = {
     "config": 2, "client": 2,
     "models": 3, "packing": 3, "conditioning": 3, "masking": 3, "sampling": 3, "vae": 3, "media": 3, "mux": 3,
     "tiny": 3, "devices": 3, "parallel": 3, "offload": 3,
-    "stages": 4, "outputs": 4, "progress": 4,
+    "stages": 4, "outputs": 4, "progress": 4, "frames": 4,
     "runner": 5,
     "worker": 6,
     "fleet": 7,
