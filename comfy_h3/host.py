@@ -22,7 +22,7 @@ from server import PromptServer
 
 log = logging.getLogger(__name__)
 
-_TOKEN_SETTING = "H3Engine.Token"  # noqa: S105 (the setting's name)
+_TOKEN_SETTING = "H3Engine.Token"
 _PROGRESS_SCALE = 1000
 _api = ComfyAPI()
 _execution = getattr(_api, "execution", None) or ComfyAPI.Execution()

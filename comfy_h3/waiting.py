@@ -14,23 +14,17 @@ from typing import Any, TypeVar
 
 from ..engine.contract.errors import EngineDeadError, EngineError
 from ..engine.contract.limits import ModelFacts
-from ..engine.contract.messages import Event, Queued, Request, StageFinished, StageStarted, Step, Warned
+from ..engine.contract.messages import Event, Request, StageFinished, StageStarted, Step, Warned
 from . import host
 from .address import Address, get_json
 from .client import Job, Result
 from .launcher import EngineSpec, LocalEngine, engine_for
+from .texts import event_text, loading_text
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _POLL_SECONDS = 0.1
-_STAGES = {
-    "encode_prompt": "Encoding the prompt",
-    "denoise": "Sampling",
-    "decode_video": "Decoding the video",
-    "decode_audio": "Decoding the sound",
-}
-_GB = 1e9
 
 
 @dataclass(frozen=True)
@@ -135,16 +129,6 @@ def _facts(info: Mapping[str, Any]) -> ModelFacts:
     return ModelFacts(**{name: value for name, value in facts.items() if name in known})
 
 
-def loading_text(health: Mapping[str, Any]) -> str:
-    """Return what to show of an engine that is loading or restarting, given the answer of ``/v1/health``."""
-    progress = health.get("progress") or {}
-    total = progress.get("bytes_total") or 0
-    if not total:
-        return "The engine is restarting" if health.get("status") == "restarting" else "The engine is loading"
-    done = progress.get("bytes_done") or 0
-    return f"Loading {progress.get('component')}: {done / _GB:.2f} of {total / _GB:.2f} GB ({done / total:.0%})"
-
-
 async def _run(spec: EngineSpec, request: Request, parts: Mapping[str, bytes], shown: _Shown) -> Result:
     engine = await _ready(spec, shown.display)
     job = Job(engine.address, request, parts, on_event=shown.take, given_up=lambda: _exited(engine.local))
@@ -180,23 +164,6 @@ class _Shown:
             self.text(text)
         if isinstance(event, (Step, StageStarted, StageFinished)):
             await self.display.progress(event.progress)
-
-
-def event_text(event: Event) -> str | None:
-    """Return what to show of ``event``, None for nothing new."""
-    if isinstance(event, Queued):
-        return f"Waiting, number {event.position} in the queue ({event.reason})"
-    if isinstance(event, StageStarted):
-        return _STAGES.get(event.stage, event.stage)
-    if isinstance(event, Step):
-        left = f", {_clock(event.remaining_seconds)} left" if event.step < event.total else ""
-        unit = "step" if event.stage == "denoise" else "part"
-        return f"{_STAGES.get(event.stage, event.stage)}: {unit} {event.step} of {event.total}{left}"
-    return None
-
-
-def _clock(seconds: float) -> str:
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
 def _exited(local: LocalEngine | None) -> EngineError | None:

@@ -1,0 +1,43 @@
+"""The texts on a node while it waits. Knows nothing of ComfyUI; raises nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..engine.contract.messages import Event, Queued, StageStarted, Step
+
+_STAGES = {
+    "encode_prompt": "Encoding the prompt",
+    "denoise": "Sampling",
+    "decode_video": "Decoding the video",
+    "decode_audio": "Decoding the sound",
+}
+_GB = 1e9
+
+
+def loading_text(health: Mapping[str, Any]) -> str:
+    """Return what to show of an engine that is loading or restarting, given the answer of ``/v1/health``."""
+    progress = health.get("progress") or {}
+    total = progress.get("bytes_total") or 0
+    if not total:
+        return "The engine is restarting" if health.get("status") == "restarting" else "The engine is loading"
+    done = progress.get("bytes_done") or 0
+    return f"Loading {progress.get('component')}: {done / _GB:.2f} of {total / _GB:.2f} GB ({done / total:.0%})"
+
+
+def event_text(event: Event) -> str | None:
+    """Return what to show of ``event``, None for nothing new."""
+    if isinstance(event, Queued):
+        return f"Waiting, number {event.position} in the queue ({event.reason})"
+    if isinstance(event, StageStarted):
+        return _STAGES.get(event.stage, event.stage)
+    if isinstance(event, Step):
+        left = f", {_clock(event.remaining_seconds)} left" if event.step < event.total else ""
+        unit = "step" if event.stage == "denoise" else "part"
+        return f"{_STAGES.get(event.stage, event.stage)}: {unit} {event.step} of {event.total}{left}"
+    return None
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -1,0 +1,65 @@
+"""Makes or updates the engine's own Python environment, ``.venv`` in this folder. ComfyUI-Manager runs it too.
+
+Quick when nothing changed. The environment of whoever runs it (ComfyUI's) is left alone. The engine runs on Linux;
+elsewhere the nodes attach to an engine by URL, and this does nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+log = logging.getLogger("install")
+
+PACK = Path(__file__).resolve().parent
+ENVIRONMENT = PACK / ".venv"
+PYTHON = ENVIRONMENT / "bin" / "python"
+STAMP = ENVIRONMENT / "h3-engine.stamp"
+SOURCES = ("requirements-engine.txt", "pyproject.toml")
+OLDEST_PYTHON = (3, 10)
+
+
+def fingerprint() -> str:
+    """Return what the environment depends on, as one word."""
+    return hashlib.sha256(b"\0".join((PACK / name).read_bytes() for name in SOURCES)).hexdigest()
+
+
+def pip_install(*arguments: str) -> None:
+    """Run pip in the environment; raises `subprocess.CalledProcessError`."""
+    options = ["--disable-pip-version-check", "--no-input"]
+    subprocess.run([str(PYTHON), "-m", "pip", "install", *options, *arguments], check=True, cwd=PACK)
+
+
+def main() -> int:
+    """Make the environment; return the exit status."""
+    logging.basicConfig(level=logging.INFO, format="h3-engine install: %(message)s")
+    if sys.platform != "linux":
+        log.info("the engine runs on Linux; here, give the Connect node the URL of one")
+        return 0
+    if sys.version_info < OLDEST_PYTHON:
+        log.error("Python %d.%d or newer is needed; this is %s", *OLDEST_PYTHON, sys.version.split()[0])
+        return 1
+    wanted = fingerprint()
+    if STAMP.exists() and STAMP.read_text() == wanted:
+        log.info("%s is up to date", ENVIRONMENT)
+        return 0
+    try:
+        if not PYTHON.exists():
+            log.info("making %s", ENVIRONMENT)
+            venv.create(ENVIRONMENT, with_pip=True)
+        pip_install("-r", "requirements-engine.txt")
+        pip_install("--no-deps", "-e", ".")
+    except (OSError, subprocess.CalledProcessError) as error:
+        log.error("the engine's environment could not be made: %s", error)
+        return 1
+    STAMP.write_text(wanted)
+    log.info("%s is ready", ENVIRONMENT)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""One ComfyUI server for all tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.comfyui import HOME, ComfyUI
+
+
+@pytest.fixture(scope="session")
+def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
+    """Return a running ComfyUI with this pack."""
+    assert (HOME / "stamp").exists(), "run scripts/setup_comfyui.sh first"
+    server = ComfyUI(tmp_path_factory.mktemp("comfyui") / "base")
+    server.wait_until_ready()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def t2va() -> dict[str, Any]:
+    """Return the twin of ``workflows/t2va.json`` in API format, small and quick."""
+    return make_t2va()
+
+
+def make_t2va(**changes: Any) -> dict[str, Any]:
+    """Return a prompt; ``changes`` are named node__input."""
+    nodes: dict[str, tuple[str, dict[str, Any]]] = {
+        "connect": ("H3EngineConnect", {"model": "demo"}),
+        "encode": ("H3EngineTextEncode", {"engine": ["connect", 0], "prompt": "A red fox runs through snow."}),
+        "latent": ("H3EngineEmptyLatent", {"width": 64, "height": 64, "seconds": 0.9}),
+        "sample": (
+            "H3EngineSampler",
+            {
+                "engine": ["connect", 0],
+                "conditioning": ["encode", 0],
+                "latent": ["latent", 0],
+                "steps": 3,
+                "seed": 7,
+            },
+        ),
+        "decode": ("H3EngineDecodeToVideo", {"engine": ["connect", 0], "latent": ["sample", 0]}),
+        "save": (
+            "SaveVideo",
+            {"video": ["decode", 0], "filename_prefix": "h3", "format": "auto", "codec": "auto"},
+        ),
+    }
+    for path, value in changes.items():
+        node, name = path.split("__")
+        nodes[node][1][name] = value
+    return {name: {"class_type": kind, "inputs": inputs} for name, (kind, inputs) in nodes.items()}
+
+
+def output_file(comfyui: ComfyUI, executed: dict[str, Any]) -> Path:
+    """Return the file that a Save Video node wrote, given its ``executed`` event."""
+    saved = executed["output"]["images"][0]
+    return comfyui.base / "output" / saved["subfolder"] / saved["filename"]

@@ -1,0 +1,108 @@
+"""Addresses, errors, texts and the launcher's choices, without ComfyUI and without an engine."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def module(h3pack: ModuleType) -> Any:
+    return lambda name: importlib.import_module(f"h3pack.{name}")
+
+
+@pytest.mark.parametrize(
+    ("url", "checked"),
+    [
+        ("http://127.0.0.1:8190", "http://127.0.0.1:8190"),
+        (" https://gpu.example/ ", "https://gpu.example"),
+        ("http://[::1]:8190", "http://[::1]:8190"),
+    ],
+)
+def test_a_url_is_reduced_to_its_host(module: Any, url: str, checked: str) -> None:
+    assert module("comfy_h3.address").check_url(url) == checked
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:8190", "ftp://host", "http://", "http://host:port", "http://host/path", "http://u:p@host"]
+)
+def test_what_is_not_an_engine_url_is_refused(module: Any, url: str) -> None:
+    with pytest.raises(Exception, match=r"URL") as caught:
+        module("comfy_h3.address").check_url(url)
+    assert caught.value.field == "url"
+    assert caught.value.remedy
+
+
+def test_a_token_never_shows_in_an_address(module: Any) -> None:
+    assert "secret" not in repr(module("comfy_h3.address").Address("http://127.0.0.1:1", "secret"))
+
+
+def test_an_engine_that_does_not_answer_is_named(module: Any) -> None:
+    address = module("comfy_h3.address")
+    with pytest.raises(Exception, match=r"127\.0\.0\.1:9") as caught:
+        address.get_json(address.Address("http://127.0.0.1:9"), "/v1/health")
+    assert caught.value.code == "connection_lost"
+
+
+def test_a_node_error_names_the_input_the_value_and_the_remedy(module: Any) -> None:
+    errors, contract = module("comfy_h3.errors"), module("engine.contract.errors")
+    error = contract.RequestError("out_of_range", "Too few.", field="request.steps", value=0, remedy="Use 1.")
+    with pytest.raises(errors.NodeError) as caught, errors.node_errors():
+        raise errors.with_log(error, "last line")
+    assert caught.value.code == "out_of_range"
+    assert str(caught.value).splitlines()[:3] == ["Too few.", "steps = 0", "Use 1."]
+    assert "last line" in str(caught.value)
+
+
+def test_a_field_of_a_part_is_the_input_that_brought_it(module: Any) -> None:
+    errors, contract = module("comfy_h3.errors"), module("engine.contract.errors")
+    error = contract.RequestError("wrong_model", "No.", field="parts.conditioning.prompt_embeds", value="[1, 2, 3]")
+    assert errors.NodeError(error).field == "conditioning"
+
+
+def test_what_is_not_the_contracts_passes_through(module: Any) -> None:
+    with pytest.raises(KeyboardInterrupt), module("comfy_h3.errors").node_errors():
+        raise KeyboardInterrupt
+
+
+def test_loading_shows_component_and_bytes(module: Any) -> None:
+    health = {"status": "loading", "progress": {"component": "vae", "bytes_done": 5e9, "bytes_total": 20e9}}
+    assert module("comfy_h3.texts").loading_text(health) == "Loading vae: 5.00 of 20.00 GB (25%)"
+
+
+def test_a_step_shows_what_is_left(module: Any) -> None:
+    messages, texts = module("engine.contract.messages"), module("comfy_h3.texts")
+    assert texts.event_text(messages.Step("denoise", 3, 50, 75.0, 0.06)) == "Sampling: step 3 of 50, 1:15 left"
+    assert texts.event_text(messages.Step("denoise", 50, 50, 0.0, 1.0)) == "Sampling: step 50 of 50"
+
+
+def test_the_engines_python_is_the_chosen_one_first(
+    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("H3_ENGINE_PYTHON", sys.executable)
+    assert module("comfy_h3.environment").find_python(tmp_path) == sys.executable
+
+
+def test_a_chosen_python_that_is_none_is_named(module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("H3_ENGINE_PYTHON", str(tmp_path / "nothing"))
+    with pytest.raises(Exception, match="H3_ENGINE_PYTHON") as caught:
+        module("comfy_h3.environment").find_python(tmp_path)
+    assert caught.value.code == "config_bad_value"
+
+
+def test_without_any_environment_the_remedy_is_the_install_command(
+    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("H3_ENGINE_PYTHON", raising=False)
+    bare = tmp_path / "python"
+    bare.write_text("#!/bin/sh\necho 'ModuleNotFoundError: No module named diffusers' >&2\nexit 1\n")
+    bare.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(bare))
+    with pytest.raises(Exception, match="No module named diffusers") as caught:
+        module("comfy_h3.environment").find_python(tmp_path)
+    assert str(tmp_path / "install.py") in caught.value.remedy

@@ -1,0 +1,124 @@
+"""Between ComfyUI's data and the wire, without ComfyUI."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save
+
+
+@pytest.fixture(scope="module")
+def convert(h3pack: ModuleType) -> Any:
+    return importlib.import_module("h3pack.comfy_h3.convert")
+
+
+class Nested:
+    """Stands in for ComfyUI's NestedTensor: the two members that are read."""
+
+    is_nested = True
+
+    def __init__(self, *streams: torch.Tensor) -> None:
+        self._streams = streams
+
+    def unbind(self) -> tuple[torch.Tensor, ...]:
+        return self._streams
+
+
+def pair(frames: int = 7, audio: int = 37) -> dict[str, Any]:
+    return {"samples": Nested(torch.randn(1, 24, frames, 4, 4), torch.randn(1, 32, 2, audio))}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_conditioning_comes_back_bit_equal(convert: Any, dtype: torch.dtype) -> None:
+    embeds, tags = torch.randn(1, 5, 8).to(dtype), torch.tensor([1, 1, 0, 0, 1])
+    part = convert.conditioning_to_part([[embeds, {"minimax_token_tags": tags}]])
+    ((back, extra),) = convert.part_to_conditioning(bytearray(part))
+    assert back.dtype == dtype
+    assert torch.equal(back, embeds)
+    assert torch.equal(extra["minimax_token_tags"], tags)
+
+
+def test_a_conditioning_without_tags_is_all_text(convert: Any) -> None:
+    part = convert.conditioning_to_part([[torch.randn(1, 3, 8), {}]])
+    assert convert.read_part(bytearray(part), name="x")["token_tags"].tolist() == [1, 1, 1]
+
+
+def test_both_streams_of_a_latent_come_back_bit_equal(convert: Any) -> None:
+    latent = pair()
+    video, audio = convert.part_to_streams(bytearray(convert.latent_to_part(latent)))
+    assert torch.equal(video, latent["samples"].unbind()[0])
+    assert torch.equal(audio, latent["samples"].unbind()[1])
+
+
+def test_received_tensors_share_memory_with_the_bytes(convert: Any) -> None:
+    data = bytearray(convert.write_part({"x": torch.zeros(4)}))
+    tensor = convert.read_part(data, name="x")["x"]
+    tensor.fill_(1)
+    assert data[-16:] == bytearray(torch.ones(4).numpy().tobytes())
+
+
+@pytest.mark.parametrize(
+    ("latent", "code", "word"),
+    [
+        ({"samples": torch.zeros(1, 4, 8, 8)}, "wrong_model", "two streams"),
+        ({"samples": torch.zeros(1, 24, 7, 4, 4)}, "wrong_model", "two streams"),
+        ({"samples": Nested(torch.zeros(2, 24, 7, 4, 4), torch.zeros(2, 32, 2, 37))}, "bad_tensor", "batch"),
+        ({**pair(), "noise_mask": torch.ones(1)}, "unknown_field", "mask"),
+    ],
+)
+def test_a_latent_of_another_kind_is_refused(convert: Any, latent: dict[str, Any], code: str, word: str) -> None:
+    with pytest.raises(Exception, match=word) as caught:
+        convert.latent_to_part(latent)
+    assert caught.value.code == code
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("conditioning", "code"),
+    [
+        ([[torch.zeros(1, 3, 8), {}], [torch.zeros(1, 3, 8), {}]], "bad_tensor"),
+        ([[torch.zeros(2, 3, 8), {}]], "bad_tensor"),
+        ([[torch.zeros(1, 3, 8), {"minimax_keyframes": [{}]}]], "unknown_field"),
+        ([[torch.zeros(1, 3, 8), {"minimax_refs": [{}]}]], "unknown_field"),
+    ],
+)
+def test_a_conditioning_that_cannot_be_used_is_refused(convert: Any, conditioning: Any, code: str) -> None:
+    with pytest.raises(Exception, match=r"\w") as caught:
+        convert.conditioning_to_part(conditioning)
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(("latents", "frames"), [(2, 5), (7, 22), (37, 124)])
+def test_frames_of_a_latent_to_sample(convert: Any, latents: int, frames: int) -> None:
+    assert convert.whole_frames(torch.zeros(1, 24, latents, 4, 4)) == frames
+
+
+@pytest.mark.parametrize("latents", [1, 3, 6, 10])
+def test_a_latent_off_the_lattice_is_not_sampled(convert: Any, latents: int) -> None:
+    with pytest.raises(Exception, match="5n\\+2"):
+        convert.whole_frames(torch.zeros(1, 24, latents, 4, 4))
+
+
+def test_uint8_pieces_become_one_image_batch_in_order(convert: Any) -> None:
+    first, second = torch.full((2, 4, 4, 3), 255, dtype=torch.uint8), torch.zeros(1, 4, 4, 3, dtype=torch.uint8)
+    images = convert.pieces_to_images([bytearray(save({"frames": piece})) for piece in (first, second)])
+    assert images.shape == (3, 4, 4, 3)
+    assert images.dtype == torch.float32
+    assert images[0].min() == 1.0
+    assert images[2].max() == 0.0
+
+
+def test_float_pieces_are_not_rounded(convert: Any) -> None:
+    frames = torch.rand(2, 4, 4, 3)
+    assert torch.equal(convert.pieces_to_images([bytearray(save({"frames": frames}))]), frames)
+
+
+def test_sound_keeps_its_rate(convert: Any) -> None:
+    wave = torch.rand(1, 2, 800)
+    audio = convert.piece_to_audio(bytearray(save({"audio": wave})), 32_000)
+    assert audio["sample_rate"] == 32_000
+    assert torch.equal(audio["waveform"], wave)
