@@ -1,29 +1,30 @@
 """diffusers' own MiniMax-H3 pipeline, the reference that parity is tested against.
 
-Its Qwen3-VL processor imports torchvision, whose wheel does not load beside a CPU build of torch: it lives in the side
-folder ``.cache/oracle`` (see ``install_torchvision``), and the two operator schemas that it registers fakes for are
-declared before its import. Nothing here is used by the engine.
+It runs in a process of its own. Its Qwen3-VL processor imports torchvision, whose wheel does not load beside a CPU
+build of torch: it lives in the side folder ``.cache/oracle``, reachable from that process alone, and the two operator
+schemas that it registers fakes for are declared before its import. Nothing here is used by the engine.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import json
+import os
 import subprocess
 import sys
-from dataclasses import dataclass
-from functools import lru_cache
+import tempfile
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 
-FOLDER = Path(__file__).resolve().parents[2] / ".cache" / "oracle"
+ROOT = Path(__file__).resolve().parents[2]
+SIDE_FOLDER = ROOT / ".cache" / "oracle"
 _SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
-_libraries: list[torch.library.Library] = []
 
 
 @dataclass(frozen=True)
@@ -42,23 +43,66 @@ class Reference:
     audio: torch.Tensor
 
 
-def install_torchvision() -> None:
-    """Put torchvision's Python side within reach, downloading it once."""
-    if not (FOLDER / "torchvision").is_dir():
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(FOLDER)]
+def run_t2va(folder: Path, requests: list[dict[str, Any]], *, dtype: torch.dtype = torch.float32) -> list[Reference]:
+    """Run diffusers' t2va workflow on ``folder``, on one thread, once for each request.
+
+    Args:
+        requests: prompt, width, height, frames, steps (forwards) and seed of each.
+    """
+    _install_torchvision()
+    with tempfile.TemporaryDirectory() as scratch:
+        job = {"folder": str(folder), "requests": requests, "dtype": str(dtype).removeprefix("torch."), "out": scratch}
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "tests.support.oracle"],
+            input=json.dumps(job),
+            text=True,
+            check=True,
+            cwd=ROOT,
+            timeout=240,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)},
+        )
+        return [Reference(**load_file(f"{scratch}/{index}.safetensors")) for index in range(len(requests))]
+
+
+def _install_torchvision() -> None:
+    if not (SIDE_FOLDER / "torchvision").is_dir():
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(SIDE_FOLDER)]
         subprocess.run([*pip, "torchvision==0.28.0"], check=True, timeout=280)
-    if importlib.util.find_spec("torchvision") is None:
-        sys.path.append(str(FOLDER))
-        library = torch.library.Library("torchvision", "DEF")
-        for schema in _SCHEMAS:
-            library.define(schema)
-        _libraries.append(library)
 
 
-@lru_cache(maxsize=2)
-def load_pipeline(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """Return diffusers' pipeline on ``folder``, without its lower limit on the duration."""
-    install_torchvision()
+def _run(pipeline: Any, request: dict[str, Any]) -> Reference:
+    """Run one request twice: as floats and as PIL pictures."""
+    import numpy as np
+
+    states = [
+        pipeline(
+            prompt=request["prompt"],
+            width=request["width"],
+            height=request["height"],
+            num_frames=request["frames"],
+            num_inference_steps=request["steps"] + 1,  # diffusers counts the grid's points
+            generator=torch.Generator().manual_seed(request["seed"]),
+            output_type=output_type,
+        )
+        for output_type in ("np", "pil")
+    ]
+    pictures = np.stack([np.asarray(picture) for picture in states[1].get("videos")[0]])
+    return Reference(
+        prompt_embeds=states[0].get("prompt_embeds"),
+        video_latents=states[0].get("latents"),
+        audio_latents=states[0].get("audio_latents"),
+        frames=torch.from_numpy(np.asarray(states[0].get("videos")))[0],
+        frames_uint8=torch.from_numpy(pictures),
+        audio=states[0].get("audio"),
+    )
+
+
+def main() -> None:
+    """Serve one job from standard input (the oracle's own process)."""
+    sys.path.append(str(SIDE_FOLDER))
+    library = torch.library.Library("torchvision", "DEF")
+    for schema in _SCHEMAS:
+        library.define(schema)
     from diffusers import MiniMaxH3ModularPipeline
 
     class AnyLength(MiniMaxH3ModularPipeline):
@@ -66,33 +110,15 @@ def load_pipeline(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
 
         min_duration = 0.0
 
-    pipeline = AnyLength.from_pretrained(str(folder))
-    pipeline.load_components(workflow="t2va", dtype=dtype)
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
+    job = json.load(sys.stdin)
+    torch.set_num_threads(1)
+    pipeline = AnyLength.from_pretrained(job["folder"])
+    pipeline.load_components(workflow="t2va", dtype=getattr(torch, job["dtype"]))
+    for index, request in enumerate(job["requests"]):
+        reference = _run(pipeline, request)
+        tensors = {field.name: getattr(reference, field.name).contiguous() for field in fields(reference)}
+        save_file(tensors, f"{job['out']}/{index}.safetensors")
 
 
-def run_t2va(
-    folder: Path, *, prompt: str, width: int, height: int, frames: int, steps: int, seed: int,
-    dtype: torch.dtype = torch.float32,
-) -> Reference:  # fmt: skip
-    """Run ``steps`` forwards of diffusers' t2va workflow, and its decoders on the latents it made."""
-    pipeline = load_pipeline(folder, dtype)
-    arguments = {
-        "prompt": prompt, "width": width, "height": height, "num_frames": frames, "num_inference_steps": steps + 1,
-    }  # fmt: skip
-    outputs = {}
-    for output_type in ("np", "pil"):
-        outputs[output_type] = pipeline(
-            **arguments, output_type=output_type, generator=torch.Generator().manual_seed(seed)
-        )
-    state = outputs["np"]
-    pictures = np.stack([np.asarray(picture) for picture in outputs["pil"].get("videos")[0]])
-    return Reference(
-        prompt_embeds=state.get("prompt_embeds"),
-        video_latents=state.get("latents"),
-        audio_latents=state.get("audio_latents"),
-        frames=torch.from_numpy(np.asarray(state.get("videos")))[0],
-        frames_uint8=torch.from_numpy(pictures),
-        audio=state.get("audio"),
-    )
+if __name__ == "__main__":
+    main()

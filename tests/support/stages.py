@@ -1,0 +1,66 @@
+"""Running the engine's stages in the test's own process, on one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from engine.checkpoint import open_checkpoint
+from engine.models.bundle import COMPONENTS, Models
+from engine.models.loading import load_models
+from engine.stages.base import Latents, PromptEmbeds, StageContext
+from engine.stages.decode_audio import decode_audio
+from engine.stages.decode_video import decode_video
+from engine.stages.denoise import denoise
+from engine.stages.encode_prompt import encode_prompt
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Calls:
+    """What a stage told its context: boundaries and reports, in order."""
+
+    log: list[str | tuple[int, int]] = field(default_factory=list)
+
+    def boundary(self) -> None:
+        """Note a boundary."""
+        self.log.append("boundary")
+
+    def report(self, step: int, total: int) -> None:
+        """Note a report."""
+        self.log.append((step, total))
+
+
+def load(folder: Path, *, dtype: torch.dtype = torch.float32, keep: frozenset[str] = frozenset(COMPONENTS)) -> Models:
+    """Load a checkpoint on the CPU."""
+    return load_models(open_checkpoint(folder), device=CPU, dtype=dtype, keep=keep, on_bytes=lambda *_: None)
+
+
+def context(models: Models, calls: Calls | None = None) -> StageContext:
+    """Return a one-rank context."""
+    calls = calls or Calls()
+    return StageContext(models, CPU, calls.report, calls.boundary)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the four stages made; ``frames`` [F, H, W, 3] fp32 0..1, ``audio`` [1, 2, N]."""
+
+    embeds: PromptEmbeds
+    latents: Latents
+    frames: torch.Tensor
+    audio: torch.Tensor
+
+
+def run_t2va(models: Models, *, prompt: str, width: int, height: int, frames: int, steps: int, seed: int) -> Result:
+    """Run all four stages."""
+    ctx = context(models)
+    embeds = encode_prompt(ctx, prompt=prompt)
+    assert embeds is not None
+    latents = denoise(ctx, embeds, width=width, height=height, frames=frames, steps=steps, seed=seed)
+    audio = decode_audio(ctx, latents.audio)
+    assert audio is not None
+    return Result(embeds, latents, torch.cat(list(decode_video(ctx, latents.video))), audio)
