@@ -125,7 +125,7 @@ async def _bury(address: Address, local: LocalEngine | None, reason: str) -> Non
 def _facts(info: Mapping[str, Any]) -> ModelFacts:
     """Return the checkpoint's facts from ``/v1/info``; those that it does not name are the released ones."""
     known = {f.name for f in fields(ModelFacts)}
-    facts = info.get("model", {}).get("facts", {})
+    facts = info.get("facts", {})
     return ModelFacts(**{name: value for name, value in facts.items() if name in known})
 
 

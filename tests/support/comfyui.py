@@ -33,6 +33,7 @@ class ComfyUI:
         self.log = base / "comfyui.log"
         (base / "custom_nodes").mkdir(parents=True)
         (base / "custom_nodes" / PACK_NAME).symlink_to(ROOT)
+        (base / "custom_nodes" / "test_nodes").symlink_to(ROOT / "tests" / "support" / "comfyui_nodes")
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]

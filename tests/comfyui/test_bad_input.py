@@ -1,0 +1,115 @@
+"""What a person reads on the node when an input is wrong; the engine serves the next prompt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.comfyui.conftest import make_t2va
+from tests.support.comfyui import ComfyUI, run_prompt
+
+pytestmark = [pytest.mark.comfyui, pytest.mark.ranks]
+
+
+def _with_latent() -> dict[str, Any]:
+    """Return the prompt with a latent of ComfyUI's own (4 channels, not nested)."""
+    prompt = make_t2va()
+    prompt["latent"] = {
+        "class_type": "EmptyLatentImage",
+        "inputs": {"width": 64, "height": 64, "batch_size": 1},
+    }
+    return prompt
+
+
+def _ending_at(node: str, prompt: dict[str, Any]) -> dict[str, Any]:
+    """Return ``prompt`` with ``decode`` fed by ``node``, past the sampler."""
+    prompt["decode"]["inputs"]["latent"] = [node, 0]
+    return prompt
+
+
+CASES = {
+    "an empty prompt": (make_t2va(encode__prompt=" \n"), "encode", ("prompt is empty", "Describe")),
+    "a width off the lattice": (
+        make_t2va(latent__width=848, latent__height=480),
+        "latent",
+        ("width = 848", "832 or 864"),
+    ),
+    "an aspect too wide": (make_t2va(latent__width=1024, latent__height=128), "latent", ("1:4 to 4:1", "width = 1024")),
+    "a latent of another model": (_with_latent(), "sample", ("two streams", "latent = '[1, 4, 8, 8]'")),
+    "a latent of another model to decode": (_ending_at("latent", _with_latent()), "decode", ("two streams",)),
+    "an unknown model": (make_t2va(connect__model="nothing/here"), "connect", ("no checkpoint", "demo")),
+    "a wrong model path": (
+        make_t2va(connect__model_path="/nowhere"),
+        "connect",
+        ("modular_model_index.json", "/nowhere"),
+    ),
+    "an unknown device": (make_t2va(connect__device="tpu"), "connect", ("device = 'tpu'", "auto")),
+    "a URL that is none": (make_t2va(connect__url="localhost:8190"), "connect", ("http://host:port",)),
+    "an engine that is not there": (make_t2va(connect__url="http://127.0.0.1:9"), "encode", ("does not answer", "url")),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_a_bad_input_gives_a_readable_error_on_its_node(comfyui: ComfyUI, case: str) -> None:
+    prompt, node, words = CASES[case]
+    run = await run_prompt(comfyui, prompt)
+    if run.status != 200:  # ComfyUI itself checks what a schema can say
+        pytest.fail(f"ComfyUI refused: {run.answer}")
+    (error,) = run.of("execution_error")
+    assert error["node_id"] == node
+    for word in words:
+        assert word in run.error
+    assert error["exception_type"].endswith("NodeError")
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [("sample__steps", "steps"), ("latent__seconds", "seconds"), ("sample__seed", "seed"), ("connect__ranks", "ranks")],
+)
+async def test_a_number_out_of_range_is_refused_by_the_schema(comfyui: ComfyUI, change: str, name: str) -> None:
+    run = await run_prompt(comfyui, make_t2va(**{change: -1}))
+    assert run.status == 400
+    errors = run.answer["node_errors"][change.split("__", maxsplit=1)[0]]["errors"]
+    assert any(error["extra_info"]["input_name"] == name for error in errors)
+
+
+async def test_a_prompt_over_the_limit_is_refused_by_the_engine_and_the_next_one_runs(comfyui: ComfyUI) -> None:
+    run = await run_prompt(comfyui, make_t2va(encode__prompt="snow " * 5000))
+    assert run.of("execution_error")[0]["node_id"] == "encode"
+    assert "limit" in run.error
+    again = await run_prompt(comfyui, make_t2va())
+    assert again.of("execution_success"), again.of("execution_error")
+
+
+async def test_a_conditioning_of_another_width_is_refused(comfyui: ComfyUI) -> None:
+    prompt = make_t2va()
+    prompt["encode"] = {"class_type": "H3TestConditioning", "inputs": {"width": 48}}
+    run = await run_prompt(comfyui, prompt)
+    (error,) = run.of("execution_error")
+    assert error["node_id"] == "sample"
+    assert "48" in run.error
+    assert "conditioning" in run.error
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"), [("batch", "batch"), ("mask", "mask"), ("channels", "[1, 16,"), ("sound", "audio latents")]
+)
+@pytest.mark.parametrize("node", ["sample", "decode"])
+async def test_a_latent_that_cannot_be_is_refused(comfyui: ComfyUI, kind: str, word: str, node: str) -> None:
+    prompt = make_t2va()
+    prompt["odd"] = {"class_type": "H3TestLatent", "inputs": {"kind": kind}}
+    prompt[node]["inputs"]["latent"] = ["odd", 0]
+    run = await run_prompt(comfyui, prompt)
+    (error,) = run.of("execution_error")
+    assert error["node_id"] == node
+    assert word in run.error
+
+
+async def test_a_latent_with_content_gives_its_shape_and_a_note(comfyui: ComfyUI) -> None:
+    prompt = make_t2va()
+    prompt["full"] = {"class_type": "H3TestLatent", "inputs": {"kind": "full"}}
+    prompt["sample"]["inputs"]["latent"] = ["full", 0]
+    run = await run_prompt(comfyui, prompt)
+    assert run.of("execution_success"), run.of("execution_error")
+    assert "not its content" in run.texts("sample")[-1]

@@ -1,0 +1,106 @@
+"""The whole road through the real ComfyUI: prompt, progress, MP4, cache, interrupt."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from tests.comfyui.conftest import make_t2va, output_file
+from tests.support.comfyui import ComfyUI, Run, run_prompt
+from tests.support.video import video_facts
+
+pytestmark = [pytest.mark.comfyui, pytest.mark.ranks]
+
+FRAMES = 22
+LONG_STEPS = 1000
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, Run]:
+    """Return runs that several tests look at, by name."""
+    return {}
+
+
+async def test_the_workflow_runs_to_a_saved_video(comfyui: ComfyUI, t2va: dict[str, Any], seen: dict[str, Run]) -> None:
+    run = await run_prompt(comfyui, t2va)
+    assert run.status == 200, run.answer
+    assert run.of("execution_success"), run.of("execution_error")
+    seen["first"] = run
+    saved = next(event for event in run.of("executed") if event["node"] == "save")
+    facts = video_facts(output_file(comfyui, saved))
+    assert (facts.frames, facts.width, facts.height) == (FRAMES, 64, 64)
+    assert facts.rate == 24
+    assert facts.codecs == ("h264", "aac")
+    assert (facts.sample_rate, facts.channels) == (32_000, 2)
+    # AAC pads to whole packets of 1024 samples, at both ends.
+    assert facts.sound_seconds == pytest.approx(FRAMES / 24, abs=0.1)
+
+
+def test_progress_went_up_to_the_end_and_never_back(seen: dict[str, Run]) -> None:
+    values = seen["first"].progress("sample")
+    assert len(values) >= 3
+    assert values == sorted(values)
+    assert values[-1] == 1.0
+
+
+def test_the_node_told_what_was_going_on(seen: dict[str, Run]) -> None:
+    run = seen["first"]
+    assert any("noise" in text for text in run.texts("connect"))
+    assert any("22 frames" in text for text in run.texts("latent"))
+    assert any("step 1 of 3" in text for text in run.texts("sample"))
+    assert run.texts("sample")[-1].startswith("Done in")
+    assert run.texts("encode"), "the first node to need the engine shows that it starts"
+
+
+async def test_the_same_prompt_again_is_cached(comfyui: ComfyUI, t2va: dict[str, Any], seen: dict[str, Run]) -> None:
+    run = await run_prompt(comfyui, t2va)
+    cached = run.of("execution_cached")[0]["nodes"]
+    assert {"connect", "encode", "latent", "sample", "decode"} <= set(cached)
+    assert run.seconds < seen["first"].seconds
+
+
+async def test_another_seed_uses_the_engine_that_is_there(comfyui: ComfyUI) -> None:
+    before = comfyui.engine_pids()
+    run = await run_prompt(comfyui, make_t2va(sample__seed=8))
+    assert run.of("execution_success"), run.of("execution_error")
+    assert len(before) == 1
+    assert comfyui.engine_pids() == before
+
+
+async def test_decode_gives_images_and_sound(comfyui: ComfyUI) -> None:
+    prompt = make_t2va()
+    prompt["decode"] = {
+        "class_type": "H3EngineDecode",
+        "inputs": {"engine": ["connect", 0], "latent": ["sample", 0], "frame_precision": "float32"},
+    }
+    prompt["video"] = {
+        "class_type": "CreateVideo",
+        "inputs": {"images": ["decode", 0], "audio": ["decode", 1], "fps": 24},
+    }
+    prompt["save"]["inputs"]["video"] = ["video", 0]
+    run = await run_prompt(comfyui, prompt)
+    assert run.of("execution_success"), run.of("execution_error")
+    saved = next(event for event in run.of("executed") if event["node"] == "save")
+    facts = video_facts(output_file(comfyui, saved))
+    assert (facts.frames, facts.width, facts.height, facts.rate) == (FRAMES, 64, 64, 24)
+    assert facts.channels == 2
+
+
+async def test_interrupt_stops_within_a_step_and_the_next_prompt_runs(comfyui: ComfyUI) -> None:
+    stopped_at: list[float] = []
+
+    async def interrupt(kind: str, data: Any) -> None:
+        if kind == "text" and data[0] == "sample" and "step 3 of" in data[1] and not stopped_at:
+            stopped_at.append(time.monotonic())
+            comfyui.post("/interrupt", {})
+
+    run = await run_prompt(comfyui, make_t2va(sample__steps=LONG_STEPS), on_event=interrupt)
+    assert run.of("execution_interrupted"), run.of("execution_error")
+    assert time.monotonic() - stopped_at[0] < 3
+    last = max(int(text.split("step ")[1].split(" ")[0]) for text in run.texts("sample") if "step " in text)
+    assert last < LONG_STEPS // 2
+    again = await run_prompt(comfyui, make_t2va(sample__seed=9))
+    assert again.of("execution_success"), again.of("execution_error")
+    assert again.seconds < 30
