@@ -7,6 +7,7 @@ Raises `ConfigError` (``checkpoint_invalid``) naming tensor and file. A failure 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -112,7 +113,9 @@ def _load_component(component: Component, *, device: torch.device, dtype: torch.
 
 def _build(component: Component) -> Any:
     """Return the model of ``component`` with its weights on the meta device and its computed buffers real."""
-    with init_empty_weights(include_buffers=False):
+    with init_empty_weights(include_buffers=False), warnings.catch_warnings():
+        # torch's old weight_norm, which the audio VAE uses, warns of its successor.
+        warnings.simplefilter("ignore", FutureWarning)
         try:
             if component.name == "text_encoder":
                 return build_text_encoder(component.folder)
