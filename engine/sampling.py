@@ -89,9 +89,8 @@ def sample(
     device = video_rows.device
     inputs = layout.forward_inputs(device)
     total = schedules.forwards
-    for step, (video_time, audio_time) in enumerate(
-        zip(schedules.video.timesteps, schedules.audio.timesteps, strict=True)
-    ):
+    times_of = zip(schedules.video.timesteps, schedules.audio.timesteps, strict=True)
+    for step, (video_time, audio_time) in enumerate(times_of):
         boundary()
         times, indices = layout.row_times(float(video_time), float(audio_time))
         video_velocity, audio_velocity = transformer(

@@ -195,18 +195,7 @@ def _text_encoder(tokenizer: Any, preset: Preset) -> Any:
             "bos_token_id": None,
             "eos_token_id": tokenizer.eos_token_id,
         },
-        vision_config={
-            "depth": 3,
-            "hidden_size": 16,
-            "intermediate_size": 32,
-            "num_heads": 2,
-            "patch_size": 16,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "out_hidden_size": preset.text_dim,
-            "num_position_embeddings": 16,
-            "deepstack_visual_indexes": [0, 1, 2],
-        },
+        vision_config=_vision_config(preset),
         image_token_id=tokenizer.convert_tokens_to_ids("<|image_pad|>"),
         video_token_id=tokenizer.convert_tokens_to_ids("<|video_pad|>"),
         vision_start_token_id=tokenizer.convert_tokens_to_ids("<|vision_start|>"),
@@ -215,6 +204,21 @@ def _text_encoder(tokenizer: Any, preset: Preset) -> Any:
         tie_word_embeddings=False,
     )
     return sensitise_text_encoder(Qwen3VLForConditionalGeneration(config))
+
+
+def _vision_config(preset: Preset) -> dict[str, Any]:
+    return {
+        "depth": 3,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_heads": 2,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "out_hidden_size": preset.text_dim,
+        "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [0, 1, 2],
+    }
 
 
 def _transformer(preset: Preset) -> Any:
