@@ -278,7 +278,7 @@ def _audio_vae() -> Any:
             latent_dim=AUDIO_LATENT_CHANNELS,
             latent_channels=AUDIO_LATENT_CHANNELS,
             num_attention_heads=2,
-            decoder_dim=128,
+            decoder_dim=64,
             decoder_rates=(5, 5, 4, 4, 2),
             decoder_kernel_sizes=(9, 9, 8, 8, 4),
             resblock_kernel_sizes=(3,),
