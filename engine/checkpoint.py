@@ -98,7 +98,7 @@ class Checkpoint:
         path = self.folder / "tokenizer" / "tokenizer.json"
         try:
             return Tokenizer.from_file(str(path))
-        except Exception as error:  # noqa: BLE001 - the library raises plain Exception for every fault
+        except Exception as error:  # the library raises plain Exception for every fault
             raise _invalid("tokenizer/tokenizer.json", str(error), "The tokenizer cannot be read.") from error
 
     def count_tokens(self, prompt: str) -> int:
@@ -205,7 +205,7 @@ def _text_encoder_facts(config: dict[str, Any]) -> dict[str, Any]:
         raise _invalid(
             "text_encoder/config.json",
             layers,
-            f"The text encoder has {layers} layers; the conditioning is its hidden state {TEXT_LAYERS} before the final norm.",
+            f"The text encoder has {layers} layers; the conditioning is its state {TEXT_LAYERS} before the final norm.",
         )
     return {"text_dim": config["text_config"]["hidden_size"]}
 
