@@ -57,7 +57,7 @@ _REASON_LINES = 30
 
 
 class Controller:
-    """Jobs of one engine. `start` it, then `submit`; `stop` ends the ranks and deletes every file."""
+    """Jobs of one engine. `start` it, then `submit`; `stop` ends the ranks."""
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint, folder: RunFolder) -> None:
         self.config = config
@@ -83,12 +83,11 @@ class Controller:
         await self._fleet.start()
 
     async def stop(self) -> None:
-        """Fail what is not finished, stop the ranks, delete the run folder."""
+        """Fail what is not finished and stop the ranks; the run folder is its owner's to close."""
         self._stopping = True
         self._phase, self._reason = "dead", "The engine is stopping."
         self._fail_all(EngineDeadError("engine_dead", "The engine was stopped.", remedy="Start it again."))
         await self._fleet.stop()
-        await asyncio.to_thread(self.folder.close)
 
     # --- what it looks like from outside
 
