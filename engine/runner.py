@@ -81,17 +81,21 @@ class JobRunner:
             return JobResult(None, facts)
         except Exception as error:
             if error is not agreement.outcome:
-                logger.exception("job %s: this rank failed in stage %s", message["job_id"], progress.stage)
-                self._fail_together(agreement, job_error(error, stage=progress.stage, rank=self._mesh.layout.rank))
+                own = not isinstance(error, DataGroupError)
+                logger.error(
+                    "job %s failed here in stage %s: %s", message["job_id"], progress.stage, error, exc_info=own
+                )
+                reported = job_error(error, stage=progress.stage, rank=self._mesh.layout.rank)
+                self._fail_together(message["job_id"], agreement, reported)
             assert agreement.outcome is not None
             lost_device = isinstance(error, torch.AcceleratorError)
             return JobResult(agreement.outcome.to_dict(), must_restart=self._recover(agreement) or lost_device)
         finally:
             self._watchdog.watch_job(None)
 
-    def _fail_together(self, agreement: Agreement, error: EngineError) -> None:
+    def _fail_together(self, job_id: str, agreement: Agreement, error: EngineError) -> None:
         """Free the peers that wait for this rank in a collective, then end the job with them."""
-        self._watchdog.announce_failure()
+        self._watchdog.announce_failure(job_id)
         self._mesh.leave_data()
         with suppress(EngineError):
             agreement.settle(error)
@@ -111,7 +115,8 @@ def job_error(error: Exception, *, stage: str | None, rank: int) -> EngineError:
     if isinstance(error, EngineError):
         return error
     where = {"stage": stage, "rank": rank}
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+    # The CPU's allocator has no error type of its own.
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error):
         return JobError(
             "out_of_memory",
             f"Out of memory in stage {stage} on rank {rank}.",
@@ -132,14 +137,22 @@ class _Job:
         self._agreement = agreement
         self._progress = progress
         self._outputs = outputs
-        self._ctx = StageContext(models, mesh.device, progress.report, self._boundary)
+        self._ctx = StageContext(models, mesh.device, self._report, self._boundary)
 
     def _boundary(self) -> None:
         """Meet the other ranks with nothing left to do on any device; see `StageContext.boundary`."""
-        if self._mesh.device.type != "cpu":
-            torch.accelerator.synchronize()
+        self._wait_for_device()
         self._agreement.settle()
         self._mesh.dirty = False
+
+    def _report(self, step: int, total: int) -> None:
+        """Tell of a step when it is done, not when it is queued on the device."""
+        self._wait_for_device()
+        self._progress.report(step, total)
+
+    def _wait_for_device(self) -> None:
+        if self._mesh.device.type != "cpu":
+            torch.accelerator.synchronize()
 
     def perform(self, request: Request, inputs: Mapping[str, Path]) -> dict[str, Any]:
         """Run the stages of ``request``; return the facts of the result."""

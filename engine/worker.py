@@ -67,6 +67,8 @@ class Relay:
                 if message["job_id"] == self._job_id:
                     self._cancel.set()
                 continue
+            if message["op"] == "run":
+                self._job_id = message["job_id"]
             if message["op"] == "stop":
                 self._cancel.set()
             self._inbox.put(message)
@@ -94,7 +96,6 @@ class Relay:
 
     def begin(self, command: Command) -> Outputs:
         """Return where the job's outputs go."""
-        self._job_id = command["job_id"]
         return RelayOutputs(self._link, command["job_id"], Path(command["folder"]))
 
     def end(self, command: Command, error: dict[str, Any] | None, facts: dict[str, Any]) -> None:

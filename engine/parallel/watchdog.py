@@ -48,14 +48,9 @@ class Watchdog:
         """Look out for announcements about ``job`` from now on; None: about none."""
         self._job = job
 
-    def announce_failure(self) -> None:
-        """Tell the other ranks' watchdogs that this rank failed in the present job."""
-        assert self._job is not None
-        self._store.set(self._failure_key(self._job), str(self._mesh.layout.rank))
-
-    @staticmethod
-    def _failure_key(job: str) -> str:
-        return f"failed/{job}"
+    def announce_failure(self, job: str) -> None:
+        """Tell the other ranks' watchdogs that this rank failed in ``job``."""
+        self._store.set(_failure_key(job), str(self._mesh.layout.rank))
 
     def _run(self) -> None:
         beat = 0.0
@@ -73,7 +68,7 @@ class Watchdog:
 
     def _look_for_failures(self) -> None:
         job = self._job
-        if job is not None and self._store.check([self._failure_key(job)]):
+        if job is not None and self._store.check([_failure_key(job)]):
             self._job = None
             self._mesh.abort_data()
 
@@ -87,6 +82,10 @@ class Watchdog:
                 self._last[rank] = (seen, now)
             elif now - since > self._silence:
                 _end(f"rank {rank} has given no sign of life for {self._silence:g} s")
+
+
+def _failure_key(job: str) -> str:
+    return f"failed/{job}"
 
 
 def _end(reason: str) -> None:

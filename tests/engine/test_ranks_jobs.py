@@ -1,0 +1,163 @@
+"""Jobs on two real ranks: results, cancelling, and errors after which the next job runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import av
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.support.ranks import Ended, Fleet, Message
+
+pytestmark = pytest.mark.ranks
+
+SMALL: dict[str, Any] = {
+    "task": "generate",
+    "prompt": "a red kite",
+    "width": 64,
+    "height": 64,
+    "frames": 22,
+    "steps": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def fleet(tiny_checkpoint: Path) -> Iterator[Fleet]:
+    fleet = Fleet(tiny_checkpoint, ranks=2)
+    try:
+        fleet.wait_ready()
+        yield fleet
+    finally:
+        fleet.close()
+
+
+def assert_serves_the_next_job(fleet: Fleet) -> None:
+    ended = fleet.run(SMALL)
+    assert ended.error is None
+    assert ended.facts["frames"] == 22
+
+
+def test_generate_gives_an_mp4_with_sound_and_the_latents_before_it(fleet: Fleet) -> None:
+    ended = fleet.run(SMALL)
+    assert ended.error is None
+    names = [m["name"] for m in ended.messages if m["op"] == "output"]
+    assert names == ["latents", "video"]
+    with av.open(str(ended.outputs("video")[0])) as container:
+        assert sum(1 for _ in container.decode(video=0)) == 22
+        assert container.streams.audio[0].rate == 32000
+    assert ended.facts == {"frames": 22, "width": 64, "height": 64, "audio_samples": 37 * 800, "sample_rate": 32000}
+
+
+def test_progress_never_goes_back_and_ends_at_one(fleet: Fleet) -> None:
+    ended = fleet.run(SMALL)
+    progress = [m["event"]["progress"] for m in ended.messages if m["op"] == "event" and "progress" in m["event"]]
+    assert progress == sorted(progress)
+    assert progress[-1] == pytest.approx(1.0)
+    assert [e["step"] for e in ended.events("step") if e["stage"] == "denoise"] == [1, 2]
+    assert [e["stage"] for e in ended.events("stage_finished")] == [
+        "encode_prompt",
+        "denoise",
+        "decode_audio",
+        "decode_video",
+    ]
+
+
+def test_the_stages_one_by_one_give_the_same_as_generate(fleet: Fleet) -> None:
+    whole = fleet.run({**SMALL, "container": "tensors", "frames": 39})
+    encoded = fleet.run({"task": "encode_prompt", "prompt": SMALL["prompt"]})
+    sizes = {key: SMALL[key] for key in ("width", "height", "steps")}
+    denoised = fleet.run(
+        {"task": "denoise", "frames": 39, **sizes}, {"conditioning": encoded.outputs("conditioning")[0]}
+    )
+    decoded = fleet.run({"task": "decode"}, {"latents": denoised.outputs("latents")[0]})
+    pieces = decoded.outputs("frames")
+    assert len(pieces) == 2
+    frames = torch.cat([load_file(piece)["frames"] for piece in pieces])
+    assert frames.shape == (39, 64, 64, 3)
+    assert frames.dtype == torch.uint8
+    assert torch.equal(frames, torch.cat([load_file(piece)["frames"] for piece in whole.outputs("frames")]))
+    assert torch.equal(load_file(decoded.outputs("audio")[0])["audio"], load_file(whole.outputs("audio")[0])["audio"])
+    lasts = [m["last"] for m in decoded.messages if m["op"] == "output" and m["name"] == "frames"]
+    assert lasts == [False, True]
+
+
+def test_echo_gives_every_part_back_as_it_is(fleet: Fleet) -> None:
+    tensors = {"x": torch.randn(1000, 1000), "flag": torch.tensor(True), "none": torch.zeros(0)}
+    path = fleet.folder / "input.safetensors"
+    save_file(tensors, path)
+    ended = fleet.run({"task": "echo"}, {"first": path, "second": path})
+    assert ended.error is None
+    for name in ("first", "second"):
+        assert ended.outputs(name)[0].read_bytes() == path.read_bytes()
+
+
+def test_cancel_stops_within_a_step_and_the_next_job_runs(fleet: Fleet) -> None:
+    def cancel_at_second_step(message: Message) -> None:
+        if message["op"] == "event" and message["event"].get("step") == 2 and message["event"]["stage"] == "denoise":
+            fleet.send({"op": "cancel", "job_id": message["job_id"]})
+
+    with fleet.fault(module="MiniMaxH3Transformer3DModel", do="sleep", seconds=0.2):
+        ended = fleet.finish(fleet.start({**SMALL, "steps": 20}), on_message=cancel_at_second_step)
+    assert ended.error is not None
+    assert ended.error["code"] == "cancelled"
+    assert max(event["step"] for event in ended.events("step")) <= 4
+    assert not ended.outputs("latents")
+    assert_serves_the_next_job(fleet)
+
+
+def test_cancel_right_after_the_start_cancels(fleet: Fleet) -> None:
+    job_id = fleet.start({**SMALL, "steps": 500})
+    fleet.send({"op": "cancel", "job_id": job_id})
+    ended = fleet.finish(job_id)
+    assert ended.error is not None
+    assert ended.error["code"] == "cancelled"
+
+
+def test_a_cancel_for_another_job_is_ignored(fleet: Fleet) -> None:
+    job_id = fleet.start(SMALL)
+    fleet.send({"op": "cancel", "job_id": "not-this-one"})
+    assert fleet.finish(job_id).error is None
+
+
+def run_with_fault(fleet: Fleet, **fault: Any) -> tuple[Ended, float]:
+    begun = time.monotonic()
+    with fleet.fault(**fault):
+        ended = fleet.run(SMALL)
+    return ended, time.monotonic() - begun
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_while_the_other_rank_is_in_a_collective_ends_the_job_at_once(fleet: Fleet, rank: int) -> None:
+    ended, seconds = run_with_fault(fleet, rank=rank, module="MiniMaxH3TransformerBlock", call=1, do="raise")
+    assert ended.error is not None
+    assert ended.error["code"] == "job_failed"
+    assert ended.error["details"] == {"stage": "denoise", "rank": rank}
+    for part in ("ValueError", "planted fault", "denoise", f"rank {rank}"):
+        assert part in ended.error["message"]
+    # The data timeout is 60 s: nobody waited for it.
+    assert seconds < 10
+    assert_serves_the_next_job(fleet)
+
+
+@pytest.mark.parametrize("module", ["Qwen3VLTextModel", "MiniMaxH3VideoViTDecoder3d"])
+def test_an_error_outside_a_collective_ends_the_job_on_all_ranks(fleet: Fleet, module: str) -> None:
+    ended, _ = run_with_fault(fleet, module=module, do="raise")
+    assert ended.error is not None
+    assert "planted fault" in ended.error["message"]
+    assert_serves_the_next_job(fleet)
+
+
+def test_memory_that_runs_out_while_decoding_leaves_the_latents(fleet: Fleet) -> None:
+    ended, _ = run_with_fault(fleet, module="MiniMaxH3VideoViTDecoder3d", do="oom")
+    assert ended.error is not None
+    assert ended.error["code"] == "out_of_memory"
+    assert ended.error["retryable"]
+    latents = load_file(ended.outputs("latents")[0])
+    assert latents["video"].shape == (1, 24, 7, 4, 4)
+    assert not list(ended.outputs("latents")[0].parent.glob("*.mp4"))
+    assert_serves_the_next_job(fleet)
