@@ -108,7 +108,7 @@ class H3EngineConnect(io.ComfyNode):  # type: ignore[misc]
                 )
             spec = EngineSpec(model=_find_model(model, model_path.strip()), ranks=ranks, device=device, dtype=dtype)
         if spec.model == DEMO:
-            host.NodeDisplay().text("demo: a tiny random model. It shows colourful noise, not your prompt.")
+            host.NodeDisplay().text("demo: a tiny random model, it shows noise")
             spec = replace(spec, ranks=ranks or _DEMO_RANKS)
         return io.NodeOutput(spec)
 

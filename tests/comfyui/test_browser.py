@@ -1,0 +1,79 @@
+"""A person's way through the page: load the template, press Run, see the video play."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page
+
+from tests.support.browser import comfyui_page
+from tests.support.comfyui import ROOT, ComfyUI
+
+pytestmark = [pytest.mark.comfyui, pytest.mark.browser, pytest.mark.ranks]
+
+ARTIFACTS = ROOT / "artifacts"
+_LISTEN = """() => { window.seen = []; for (const kind of ['success', 'error', 'interrupted'])
+    app.api.addEventListener('execution_' + kind, (event) => window.seen.push([kind, event.detail])); }"""
+_VIEW = """() => { app.canvas.ds.scale = 0.9; app.canvas.ds.offset = [40, 0]; app.graph.setDirtyCanvas(true, true); }"""
+_TEXTS = """() => app.graph._nodes.map((node) =>
+    [node.type, node.widgets?.find((widget) => widget.name === '$$node-text-preview')?.value])"""
+_PLAYING = """() => { const video = document.querySelector('video');
+    return video && video.videoWidth > 0 && video.currentTime > 0.2 && video.duration; }"""
+
+
+@pytest.fixture
+def workflow() -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((ROOT / "workflows" / "t2va.json").read_text())
+    return loaded
+
+
+def _run(page: Page, workflow: dict[str, Any], picture: Path) -> None:
+    page.evaluate("async (workflow) => { await app.loadGraphData(workflow, true, true); }", workflow)
+    page.evaluate(_LISTEN)
+    page.evaluate("() => app.queuePrompt(0, 1)")
+    page.wait_for_function("() => window.seen.length", timeout=120_000)
+    assert page.evaluate("() => window.seen[0][0]") == "success", page.evaluate("() => window.seen[0][1]")
+    page.evaluate(
+        "() => { app.canvas.ds.scale = 0.9; app.canvas.ds.offset = [40, 40]; app.graph.setDirtyCanvas(true, true); }"
+    )
+    page.wait_for_function("() => document.querySelector('video')", timeout=20_000)
+    page.evaluate("() => document.querySelector('video').play()")
+    duration = page.wait_for_function(_PLAYING, timeout=20_000).json_value()
+    assert duration == pytest.approx(124 / 24, abs=0.1)
+    page.wait_for_timeout(500)
+    picture.parent.mkdir(exist_ok=True)
+    page.screenshot(path=picture)
+
+
+@pytest.mark.parametrize("vue_nodes", [False, True], ids=["classic", "vue"])
+def test_the_workflow_loads_runs_and_its_video_plays(
+    comfyui: ComfyUI, workflow: dict[str, Any], vue_nodes: bool
+) -> None:
+    with comfyui_page(comfyui, vue_nodes=vue_nodes) as page:
+        errors: list[str] = []
+        # Another seed than the other renderer's, so that ComfyUI's cache does not answer.
+        sampler = next(node for node in workflow["nodes"] if node["type"] == "H3EngineSampler")
+        sampler["widgets_values"][1] = 100 + vue_nodes
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        _run(page, workflow, ARTIFACTS / f"t2va_{'vue' if vue_nodes else 'classic'}.png")
+        missing = page.evaluate("() => app.graph._nodes.filter((node) => node.has_errors).map((node) => node.type)")
+        texts = dict(page.evaluate(_TEXTS))
+        assert missing == []
+        assert "Done in" in texts["H3EngineSampler"]
+        assert errors == []
+
+
+def test_the_page_saves_the_workflow_with_the_values_it_was_given(comfyui: ComfyUI, workflow: dict[str, Any]) -> None:
+    with comfyui_page(comfyui, vue_nodes=False) as page:
+        page.evaluate("async (workflow) => { await app.loadGraphData(workflow, true, true); }", workflow)
+        saved = json.loads(page.evaluate("() => JSON.stringify(app.graph.serialize())"))
+        prompt = page.evaluate("async () => (await app.graphToPrompt()).output")
+    values = {node["id"]: node.get("widgets_values") or [] for node in workflow["nodes"]}
+    assert {node["id"]: node.get("widgets_values") or [] for node in saved["nodes"]} == values
+    kinds = {entry["class_type"]: entry["inputs"] for entry in prompt.values()}
+    assert kinds["H3EngineConnect"]["model"] == "demo"
+    assert kinds["H3EngineSampler"]["steps"] == 8
+    assert kinds["H3EngineEmptyLatent"] == {"width": 128, "height": 64, "seconds": 5}
