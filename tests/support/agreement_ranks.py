@@ -42,6 +42,7 @@ def sharing(mesh: Mesh, folder: Path) -> None:
 def settling(mesh: Mesh, folder: Path) -> None:
     """All ranks raise the same, the cause rather than its consequence, an error rather than a cancellation."""
     rank = mesh.layout.rank
+    mesh.dirty = False
     Agreement(mesh, no).settle()
     with pytest.raises(JobCancelled):
         Agreement(mesh, lambda: rank == 0).settle()
