@@ -92,6 +92,16 @@ def test_lengths_outside_the_trained_range_pass_with_a_warning(seconds: float) -
     assert "untrained_length" in codes(check({**GENERATE, "seconds": seconds}))
 
 
+@pytest.mark.parametrize("seconds", [4.0, 5.0, 15.0])
+def test_lengths_inside_the_trained_range_do_not_warn(seconds: float) -> None:
+    assert "untrained_length" not in codes(check({**GENERATE, "seconds": seconds}))
+
+
+@pytest.mark.parametrize("rows", [1, 2048])
+def test_the_shortest_and_the_longest_conditioning_pass(rows: int) -> None:
+    assert check(DENOISE, conditioning(rows=rows)).facts["frames"] == 124
+
+
 def test_a_canvas_over_the_trained_area_passes_with_advice() -> None:
     plan = check({**GENERATE, "width": 1376, "height": 768, "frames": 124})
     assert codes(plan) == ["untrained_canvas"]

@@ -28,6 +28,7 @@ def test_every_kind_and_code_survives_the_wire(kind: type[EngineError]) -> None:
         error = kind(code, "What.", field="a.b", value=3, remedy="Do.", details={"rank": 1})
         back = error_from_dict(json.loads(json.dumps(error.to_dict())))
         assert type(back) is kind
+        assert (back.code, back.field, back.value, back.details) == (code, "a.b", 3, {"rank": 1})
         assert (back.to_dict(), str(back), back.status) == (error.to_dict(), str(error), error.status)
 
 

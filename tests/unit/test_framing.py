@@ -145,6 +145,12 @@ def test_a_slice_comes_back_as_it_was_packed() -> None:
     assert len(frame) == 16 + 7
 
 
+def test_frames_hold_up_to_four_mebibytes_with_their_header() -> None:
+    assert framing.MAX_SLICE == 4 * 1024 * 1024 - 16
+    for size in (0, framing.MAX_SLICE):
+        assert len(framing.unpack_slice(framing.pack_slice(1, 0, 0, bytes(size)))[3]) == size
+
+
 @pytest.mark.parametrize("size", [0, 15, 4 * 1024 * 1024 + 1])
 def test_a_frame_of_the_wrong_size_is_refused(size: int) -> None:
     with pytest.raises(RequestError) as caught:

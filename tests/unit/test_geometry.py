@@ -108,6 +108,8 @@ def test_aspects_beyond_four_to_one_are_refused_with_the_widths_that_fit(width: 
         geometry.check_canvas(width, height)
     assert caught.value.code == "bad_aspect"
     _, low, high = (int(number) for number in re.findall(r"\d+", str(caught.value.remedy)))
+    assert low == -(-height // 128) * 32
+    assert high == height * 4 // 32 * 32
     geometry.check_canvas(low, height)
     geometry.check_canvas(high, height)
 
