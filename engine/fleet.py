@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import logging
 import os
 import signal
@@ -17,6 +18,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 from torch._C._distributed_c10d import TCPStore
@@ -114,24 +116,12 @@ def launch(options: RankOptions, *, store: TCPStore, nproc_per_node: int, max_re
     elastic_launch(config, sys.executable)("-m", f"{__package__}.worker", options.to_json())
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the fleet; return the exit status."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="[fleet] %(levelname)s %(message)s")
-    options, arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
-    for name, value in _SINGLE_HOST_ENVIRONMENT.items():
-        os.environ[name] = value
-    store = loopback_store()
-    stop_at_end_of_input()
+def supervise(options: RankOptions, run: Callable[[RankOptions], None]) -> int:
+    """Call ``run`` (see `launch`), again when the ranks failed after a long time; return the exit status."""
     while True:
         begun = time.monotonic()
         try:
-            launch(
-                options,
-                store=store,
-                nproc_per_node=arguments.nproc_per_node,
-                max_restarts=arguments.max_restarts,
-                run_dir=arguments.run_dir,
-            )
+            run(options)
         except SignalException:
             return 0
         except ChildFailedError as error:
@@ -140,7 +130,25 @@ def main(argv: list[str] | None = None) -> int:
                 return 1
             options = dataclasses.replace(options, launch=options.launch + 1)
         else:
-            return 1 if store.check([CANNOT_START]) else 0
+            return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the fleet; return the exit status."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="[fleet] %(levelname)s %(message)s")
+    options, arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
+    for name, value in _SINGLE_HOST_ENVIRONMENT.items():
+        os.environ[name] = value
+    store = loopback_store()
+    stop_at_end_of_input()
+    run = functools.partial(
+        launch,
+        store=store,
+        nproc_per_node=arguments.nproc_per_node,
+        max_restarts=arguments.max_restarts,
+        run_dir=arguments.run_dir,
+    )
+    return supervise(options, run) or int(store.check([CANNOT_START]))
 
 
 if __name__ == "__main__":

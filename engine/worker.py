@@ -270,10 +270,14 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     options = RankOptions.from_json(sys.argv[1])
     try:
-        return Worker(options).run()
+        status = Worker(options).run()
     except Exception:
         logger.exception("this rank ends")
-        return EXIT_STATUS
+        status = EXIT_STATUS
+    if status:
+        # The interpreter's orderly end may wait for ever on a broken group.
+        os._exit(status)
+    return status
 
 
 if __name__ == "__main__":
