@@ -50,7 +50,8 @@ class ProgressBar:
         """Show one event of the job."""
         kind = event["type"]
         if kind == "queued":
-            self._show(0.0, f"waiting, place {event['position']} ({event['reason']})", lasting=True)
+            words = f"waiting, place {event['position']} ({event['reason']})"
+            self._show(0.0, "starting" if event["reason"] == "ready" else words, lasting=True)
         elif kind == "stage_started":
             self._show(event["progress"], event["stage"], lasting=True)
         elif kind == "step":

@@ -105,7 +105,8 @@ class Channel:
                     yield complete
 
     def _expect(self, event: dict[str, Any]) -> None:
-        path = self._folder / f"{event['job_id']}-{event['name']}-{event['index']}.{event['format']}"
+        # The engine's names are not trusted with a path.
+        path = self._folder / f"{uuid.uuid4()}.{'mp4' if event['format'] == 'mp4' else 'safetensors'}"
         part = Part(**event["parts"][0])
         self._incoming[event["message"]] = ({**event, "path": path}, PartWriter(part, path, field=part.name))
 

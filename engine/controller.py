@@ -85,6 +85,8 @@ class Controller:
     async def stop(self) -> None:
         """Fail what is not finished and stop the ranks; the run folder is its owner's to close."""
         self._stopping = True
+        if self._running is not None:
+            self.cancel(self._running)
         self._phase, self._reason = "dead", "The engine is stopping."
         self._fail_all(EngineDeadError("engine_dead", "The engine was stopped.", remedy="Start it again."))
         await self._fleet.stop()
@@ -291,7 +293,9 @@ class Controller:
         if job.followers:
             self._release_later(job)
         else:
-            self._delete(job.release())
+            files = job.release()
+            # Without a result there is nothing to keep, half-written files included.
+            self._delete(files if job.result else [job.folder])
 
     def _release_later(self, job: Job) -> None:
         asyncio.get_running_loop().call_later(self.config.limits.resume_seconds, self._release, job)

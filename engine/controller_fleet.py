@@ -113,8 +113,11 @@ class FleetProcess:
 
     async def stop(self) -> None:
         """Stop the ranks in order, then by force."""
-        self.send({"op": "stop"})
         assert self._process.stdin is not None
+        if self._writer is None:
+            # Nobody is there to take a message yet; the end of its stdin ends the fleet.
+            self._process.stdin.close()
+        self.send({"op": "stop"})
         for seconds, number in ((_STOP_SECONDS, signal.SIGTERM), (_KILL_SECONDS, signal.SIGKILL)):
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._process.wait(), seconds)

@@ -54,8 +54,10 @@ def check_announcement(submit: Submit, *, max_body_bytes: int) -> None:
         raise _bad("parts", len(submit.parts), f"A message has at most {MAX_PARTS} parts.")
     names = [part.name for part in submit.parts]
     for index, part in enumerate(submit.parts):
-        if not part.name or names.index(part.name) != index:
-            raise _bad(f"parts[{index}].name", part.name, "A part's name is not empty and unique in its message.")
+        # Names become file names further on.
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", part.name) or names.index(part.name) != index:
+            message = "A part's name is of letters, digits and '_', at most 64, and unique in its message."
+            raise _bad(f"parts[{index}].name", part.name, message)
         if part.bytes < _SMALLEST_PART:
             raise _bad(f"parts[{index}].bytes", part.bytes, f"A part has at least {_SMALLEST_PART} bytes.")
         if not re.fullmatch("[0-9a-fA-F]{64}", part.sha256):
@@ -117,6 +119,7 @@ class Upload:
 
         Raises:
             RequestError: ``bad_tensor``.
+            EngineBusyError: ``queue_full`` when the disk is.
         """
         if part >= len(self._writers):
             raise RequestError(
@@ -126,7 +129,15 @@ class Upload:
                 value=part,
                 remedy=f"Parts are numbered 0 to {len(self._writers) - 1}, in the order of 'parts'.",
             )
-        self._writers[part].write(offset, payload)
+        try:
+            self._writers[part].write(offset, payload)
+        except OSError as error:
+            raise EngineBusyError(
+                "queue_full",
+                f"The run folder cannot take the part: {error.strerror}.",
+                field="parts",
+                remedy="Try again when other jobs are done, or give --run-dir a larger folder.",
+            ) from error
 
     def finish(self) -> Headers:
         """Check the hashes and read the headers of the complete files.

@@ -56,6 +56,8 @@ class Connection:
                     await self._take_text(message.data)
                 elif message.type is WSMsgType.BINARY:
                     await self._take_frame(message.data)
+        except ClientConnectionResetError:
+            logger.info("a connection was lost while it was answered")
         finally:
             await self._leave()
         return self._socket

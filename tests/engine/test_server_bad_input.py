@@ -120,12 +120,23 @@ async def test_conditioning_of_another_width_is_refused(client: EngineClient, tm
     assert caught.value.field == "parts.conditioning.prompt_embeds"
 
 
-@pytest.mark.parametrize("name", ["../../escape", "latents\0", "frames"])
-async def test_a_part_of_another_name_is_refused(client: EngineClient, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("task", "name", "error"),
+    [
+        ("decode", "frames", ("unknown_field", "parts.frames")),
+        ("echo", "../../escape", ("out_of_range", "parts[1].name")),
+        ("echo", "/tmp/escape", ("out_of_range", "parts[1].name")),
+        ("echo", "..", ("out_of_range", "parts[1].name")),
+        ("echo", "a\0b", ("out_of_range", "parts[1].name")),
+    ],
+)
+async def test_a_part_of_a_bad_name_is_refused(
+    client: EngineClient, tmp_path: Path, task: str, name: str, error: tuple[str, str]
+) -> None:
     inputs = {"latents": write(tmp_path / "in", LATENTS), name: write(tmp_path / "more", LATENTS)}
     with pytest.raises(RequestError) as caught:
-        await client.run({"task": "decode"}, inputs=inputs, folder=tmp_path)
-    assert caught.value.code == "unknown_field"
+        await client.run({"task": task}, inputs=inputs, folder=tmp_path)
+    assert (caught.value.code, caught.value.field) == error
 
 
 async def test_a_wrong_checksum_is_refused(client: EngineClient, tmp_path: Path) -> None:

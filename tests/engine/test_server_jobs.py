@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
+import sys
 import uuid
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,12 @@ import pytest
 
 from engine.client import EngineClient
 from engine.contract.errors import JobCancelled
-from tests.support.engine_process import EngineProcess
+from tests.support.engine_process import ROOT, EngineProcess
 from tests.support.jobs import LONG, QUICK, events_until_final, new_id, wait_for_event
 
 pytestmark = pytest.mark.ranks
+
+PAGE = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
 
 
 async def run_quickly(client: EngineClient, folder: Path) -> bytes:
@@ -39,7 +43,29 @@ async def test_progress_is_numbered_and_never_goes_back(client: EngineClient, tm
     finished = [event["stage"] for event in events if event["type"] == "stage_finished"]
     assert finished == started["stages"] == ["encode_prompt", "denoise", "decode_audio", "decode_video"]
     assert (started["facts"]["frames"], events[-1]["facts"]["frames"]) == (22, 22)
-    assert [event["code"] for event in events if event["type"] == "warning"][0] == "untrained_length"
+    assert next(event for event in events if event["type"] == "warning")["code"] == "untrained_length"
+
+
+def test_what_the_routes_answer_is_on_the_protocols_page(engine: EngineProcess) -> None:
+    engine.call("POST", "/v1/generate", QUICK)
+    info = engine.get("/v1/info")
+    names = {*engine.get("/v1/health"), *info, *info["limits"], *info["layout"], *engine.get("/v1/jobs")["jobs"][0]}
+    assert {name for name in names if f"`{name}`" not in PAGE and f'"{name}"' not in PAGE} == set()
+    metrics = engine.fetch("/metrics")[2].decode()
+    families = set(re.findall(r"# TYPE (\w+)", metrics)) - {"h3_engine_stage_seconds"}
+    assert {name for name in families if name not in PAGE} == set()
+
+
+async def test_the_example_of_the_protocols_page_makes_a_video(engine: EngineProcess, tmp_path: Path) -> None:
+    example = re.search(r"```python\n(.*?)```", PAGE, re.S)
+    assert example is not None
+    program = example[1].replace("127.0.0.1:8190", engine.url.removeprefix("http://"))
+    program = program.replace('"seconds": 5, "steps": 30', '"frames": 22, "steps": 1')
+    assert '"frames": 22' in program
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, cwd=tmp_path)
+    assert await asyncio.wait_for(process.wait(), 30) == 0
+    with av.open(str(tmp_path / "boat.mp4")) as container:
+        assert container.streams.video[0].frames == 22
 
 
 async def test_an_identical_second_request_gives_equal_bytes(client: EngineClient, tmp_path: Path) -> None:

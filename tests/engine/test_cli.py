@@ -1,0 +1,170 @@
+"""The command line: what it says, where, and its exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import av
+import pytest
+
+from engine.cli import COMMANDS, build_parser, exit_status
+from engine.contract.errors import ConfigError, EngineBusyError, EngineDeadError, JobCancelled, JobError, RequestError
+from tests.support.engine_process import ROOT, EngineProcess
+
+QUICK = ("--prompt", "a boat", "--frames", "5", "--width", "32", "--height", "32")
+
+
+def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m engine`` with ``arguments``."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("H3_ENGINE_")}
+    return subprocess.run(
+        [sys.executable, "-m", "engine", *arguments],
+        cwd=ROOT,
+        env={**clean, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_whose_fault_it_is_is_the_exit_status() -> None:
+    assert exit_status(ConfigError("config_conflict", "x")) == 2
+    assert exit_status(RequestError("prompt_empty", "x")) == 2
+    assert exit_status(JobError("job_failed", "x")) == 3
+    assert exit_status(EngineBusyError("queue_full", "x")) == 3
+    assert exit_status(EngineDeadError("engine_dead", "x")) == 3
+    assert exit_status(JobCancelled()) == 130
+
+
+def test_every_command_has_help() -> None:
+    words = build_parser().format_help()
+    assert all(name in words for name in COMMANDS)
+
+
+def test_the_command_line_imports_no_torch() -> None:
+    program = "import sys, engine.cli, engine.server.app; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--modle", "x"), "--model"),
+        ((), "--model DIR"),
+        (("--model", "/no/such/folder"), "make-tiny"),
+        (("--model", "x", "--nproc-per-node", "2", "--ulysses-degree", "3"), "Working layouts"),
+        (("--model", "x", "--host", "0.0.0.0"), "--token-file"),
+        (("--model", "x", "--config", "/no/such/file"), "cannot be read"),
+    ],
+)
+def test_serve_refuses_to_start_with_words_and_status_2(arguments: tuple[str, ...], words: str) -> None:
+    done = command("serve", "--device", "cpu", *arguments)
+    assert done.returncode == 2
+    assert not done.stdout
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_component_stops_serve_before_any_rank(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    for entry in tiny_checkpoint.iterdir():
+        if entry.name != "audio_vae":
+            (tmp_path / entry.name).symlink_to(entry)
+    done = command("serve", "--device", "cpu", "--model", str(tmp_path))
+    assert done.returncode == 2
+    assert "audio_vae" in done.stderr
+    assert "checkpoint_missing" in done.stderr
+    assert "fleet" not in done.stderr
+
+
+def test_an_engine_that_is_not_there_is_the_engines_fault() -> None:
+    done = command("status", "--url", "http://127.0.0.1:9")
+    assert done.returncode == 3
+    assert "h3-engine serve" in done.stderr
+    assert not done.stdout
+
+
+def test_make_tiny_says_the_folder_and_refuses_a_full_one(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    done = command("make-tiny", str(folder))
+    assert (done.returncode, done.stdout.strip()) == (0, str(folder))
+    assert (folder / "modular_model_index.json").is_file()
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "letter.txt").write_text("keep me")
+    assert command("make-tiny", str(full)).returncode == 2
+    assert (full / "letter.txt").read_text() == "keep me"
+
+
+@pytest.mark.ranks
+class TestWithAnEngine:
+    """Commands against the shared engine."""
+
+    def test_status_describes_the_engine_as_json(self, engine: EngineProcess) -> None:
+        done = command("status", H3_ENGINE_URL=engine.url)
+        assert done.returncode == 0
+        answer = json.loads(done.stdout)
+        assert answer["health"]["status"] == "ready"
+        assert answer["info"]["ranks"] == 2
+
+    def test_generate_writes_the_mp4_and_says_its_path(self, engine: EngineProcess, tmp_path: Path) -> None:
+        target = tmp_path / "boat.mp4"
+        done = command("generate", "--url", engine.url, *QUICK, "--steps", "1", "-o", str(target))
+        assert (done.returncode, done.stdout.strip()) == (0, str(target))
+        assert "100%" in done.stderr
+        with av.open(str(target)) as container:
+            assert container.streams.video[0].frames == 5
+        assert [path.name for path in tmp_path.iterdir()] == ["boat.mp4"]
+
+    def test_a_refused_request_is_status_2_with_field_and_remedy(self, engine: EngineProcess, tmp_path: Path) -> None:
+        done = command("generate", "--url", engine.url, *QUICK, "--steps", "0", "-o", str(tmp_path / "x.mp4"))
+        assert done.returncode == 2
+        assert "request.steps" in done.stderr
+        assert not list(tmp_path.iterdir())
+
+    def test_an_output_that_cannot_be_written_is_found_before_the_job(self, engine: EngineProcess) -> None:
+        before = engine.metric("jobs_submitted_total")
+        done = command("generate", "--url", engine.url, *QUICK, "-o", "/no/such/folder/x.mp4")
+        assert done.returncode == 2
+        assert engine.metric("jobs_submitted_total") == before
+
+    async def test_ctrl_c_cancels_the_job(self, engine: EngineProcess, tmp_path: Path) -> None:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "engine", "generate", "--url", engine.url, *QUICK, "--steps", "1000"],
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+        )
+        deadline = time.monotonic() + 30
+        while engine.get("/v1/health")["status"] != "busy":
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(15) == 130
+        engine.wait_for("ready", 10)
+        assert engine.get("/v1/jobs")["jobs"][-1]["state"] == "cancelled"
+        assert not (ROOT / "output.mp4").exists()
+
+    def test_ping_says_a_throughput(self, engine: EngineProcess) -> None:
+        done = command("ping", "--url", engine.url, "--megabytes", "5")
+        assert done.returncode == 0
+        assert "5.0 MB there and back" in done.stdout
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_demo_ends_with_the_path_of_a_playable_video(tmp_path: Path) -> None:
+    target = tmp_path / "demo.mp4"
+    done = command("demo", "-o", str(target))
+    assert (done.returncode, done.stdout.strip()) == (0, str(target)), done.stderr
+    with av.open(str(target)) as container:
+        video, audio = container.streams.video[0], container.streams.audio[0]
+        assert (video.frames, video.average_rate) == (124, 24)
+        assert (audio.rate, audio.channels) == (32000, 2)

@@ -1,0 +1,183 @@
+"""The controller's parts that need no ranks: jobs, the run folder, uploads, metrics' text."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from engine.contract.checks import Plan
+from engine.contract.errors import ConfigError, EngineBusyError, JobCancelled, RequestError
+from engine.contract.framing import pack_slice, unpack_slice
+from engine.contract.messages import Done, Echo, Output, Part, Queued, StageStarted, Started, Step, Submit
+from engine.controller_folder import RunFolder, open_run_folder
+from engine.controller_jobs import Job
+from engine.server.uploads import Upload, check_announcement
+from engine.wire import PartWriter, describe_part, hash_file, read_slice
+
+ECHO = Echo("echo")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return open_run_folder(tmp_path, room=0)
+
+
+def make_job(path: Path) -> Job:
+    return Job("id", Plan(ECHO), path, None, {})
+
+
+# --- jobs
+
+
+async def test_a_follower_sees_every_event_once_however_late_it_comes(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    job.emit(Queued(1, "loading"))
+
+    async def follow(after: int) -> list[int]:
+        return [sent.data["seq"] async for sent in job.follow(after)]
+
+    early, late = asyncio.create_task(follow(0)), asyncio.create_task(follow(2))
+    await asyncio.sleep(0)
+    for event in (Started([], {}), StageStarted("denoise", 0.1), Done(1.0)):
+        job.emit(event)
+        await asyncio.sleep(0)
+    assert await early == [1, 2, 3, 4]
+    assert await late == [3, 4]
+    assert await follow(4) == []
+
+
+def test_progress_of_a_job_never_goes_back(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    job.emit(Step("denoise", 3, 4, 1.0, 0.7))
+    job.emit(StageStarted("decode_audio", 0.5))
+    assert job.to_dict()["progress"] == 0.7
+
+
+async def test_a_released_job_keeps_its_last_event_and_its_result(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    for name, kind in (("latents", "safetensors"), ("video", "mp4")):
+        job.add_output(Output(name, 0, True, kind, parts=(Part(name, 1, ""),)), tmp_path / name)  # type: ignore[arg-type]
+    job.emit(Done(1.0))
+    assert job.release() == [tmp_path / "latents"]
+    assert [sent.data["type"] async for sent in job.follow(0)] == ["done"]
+    assert (job.last_seq, job.result) == (3, tmp_path / "video")
+
+
+def test_a_cancelled_job_is_in_a_state_of_its_own(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    job.fail(JobCancelled())
+    assert (job.state, job.over, job.to_dict()["error"]["code"]) == ("cancelled", True, "cancelled")
+
+
+# --- the run folder
+
+
+def test_leftovers_of_a_dead_engine_are_removed_and_a_living_ones_are_not(tmp_path: Path) -> None:
+    living, dead = open_run_folder(tmp_path, room=0), open_run_folder(tmp_path, room=0)
+    os.close(dead._lock)
+    fresh = open_run_folder(tmp_path, room=0)
+    assert sorted(tmp_path.iterdir()) == sorted([living.path, fresh.path])
+    assert fresh.path.stat().st_mode & 0o777 == 0o700
+    living.close()
+    fresh.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 90)
+    deep.mkdir()
+    with pytest.raises(ConfigError, match="too long"):
+        open_run_folder(deep, room=0)
+    assert not list(deep.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError) as caught:
+        open_run_folder(tmp_path / "file", room=0)
+    assert caught.value.field == "run_dir"
+
+
+def test_without_room_in_memory_the_temp_folder_is_taken() -> None:
+    folder = open_run_folder(None, room=2**60)
+    try:
+        assert not folder.path.is_relative_to("/dev/shm")
+    finally:
+        folder.close()
+
+
+# --- parts
+
+
+def test_a_file_goes_through_slices_and_comes_out_the_same(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(10_000))
+    part = describe_part("data", source)
+    assert (part.bytes, part.sha256) == hash_file(source)
+    writer = PartWriter(part, tmp_path / "copy", field="parts.data")
+    with source.open("rb") as file:
+        for start in range(0, 10_000, 4_000):
+            frame = read_slice(file, message=7, part=0, start=start, end=min(start + 4_000, 10_000))
+            message, index, offset, payload = unpack_slice(frame)
+            assert (message, index) == (7, 0)
+            writer.write(offset, payload)
+    writer.finish()
+    assert (tmp_path / "copy").read_bytes() == source.read_bytes()
+
+
+def test_a_file_that_was_cut_is_not_sent(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"short")
+    with source.open("rb") as file, pytest.raises(OSError, match="cut"):
+        read_slice(file, message=1, part=0, start=0, end=10)
+
+
+@pytest.mark.parametrize(("offset", "size"), [(1, 4), (0, 11), (2, 1)])
+def test_a_slice_that_does_not_follow_is_refused(tmp_path: Path, offset: int, size: int) -> None:
+    writer = PartWriter(Part("data", 10, "0" * 64), tmp_path / "file", field="parts.data")
+    with pytest.raises(RequestError) as caught:
+        writer.write(offset, memoryview(bytes(size)))
+    assert (caught.value.code, caught.value.field) == ("bad_tensor", "parts.data")
+    writer.close()
+
+
+def test_an_upload_without_room_is_refused(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunFolder, "free_bytes", lambda self: 10)
+    submit = Submit(1, "id", {}, 1, (Part("data", 11, "0" * 64),))
+    with pytest.raises(EngineBusyError) as caught:
+        Upload(submit, ECHO, folder)
+    assert (caught.value.code, caught.value.value) == ("queue_full", 11)
+
+
+def test_an_upload_is_complete_when_all_its_parts_are(folder: RunFolder) -> None:
+    header = b'{"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}'
+    blob = len(header).to_bytes(8, "little") + header + b"abc"
+    part = Part("one", len(blob), hashlib.sha256(blob).hexdigest())
+    upload = Upload(Submit(1, "id", {}, 1, (part, Part("two", part.bytes, part.sha256))), ECHO, folder)
+    upload.write(1, 0, memoryview(blob))
+    assert not upload.complete
+    with pytest.raises(RequestError, match="no part 2"):
+        upload.write(2, 0, memoryview(blob))
+    upload.write(0, 0, memoryview(blob))
+    assert upload.complete
+    assert {name: list(tensors) for name, tensors in upload.finish().items()} == {"one": ["a"], "two": ["a"]}
+
+
+def test_an_announcement_over_the_limit_is_refused_by_its_sum() -> None:
+    parts = tuple(Part(name, 600, "0" * 64) for name in ("a", "b"))
+    check_announcement(Submit(1, "id", {}, 1, parts), max_body_bytes=1200)
+    with pytest.raises(RequestError) as caught:
+        check_announcement(Submit(1, "id", {}, 1, parts), max_body_bytes=1199)
+    assert (caught.value.code, caught.value.value) == ("body_too_large", 1200)
+
+
+def test_a_frame_has_at_most_four_mebibytes() -> None:
+    frame = pack_slice(1, 0, 0, bytes(4 * 1024 * 1024 - 16))
+    assert len(frame) == 4 * 1024 * 1024
+    assert unpack_slice(frame)[0] == 1
+    with pytest.raises(RequestError):
+        unpack_slice(frame + b"x")
