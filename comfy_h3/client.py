@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
+import inspect
 import json
 import time
 import uuid
@@ -128,7 +129,11 @@ class Job:
         try:
             async with _connect(self._address) as socket:
                 self._lost_since = None
-                return await self._talk(socket)
+                try:
+                    return await self._talk(socket)
+                finally:
+                    # In order (code 1000), which cancels what still runs; an exception alone would close with 1011.
+                    await socket.close()
         except (OSError, asyncio.TimeoutError, ConnectionClosed, InvalidHandshake) as error:
             self._check_hope(error)
             await asyncio.sleep(_RETRY_SECONDS)
@@ -240,13 +245,17 @@ class Job:
 
 def _check_websockets() -> None:
     try:
-        import websockets.asyncio.client  # noqa: F401
+        from websockets.asyncio.client import connect
+
+        problem = "" if "proxy" in inspect.signature(connect).parameters else "the installed one is older"
     except ImportError as error:
+        problem = str(error)
+    if problem:
         raise ConfigError(
             "start_failed",
-            f"The Python package 'websockets' (15 or newer) is missing: {error}.",
+            f"The Python package 'websockets', 15 or newer, is needed: {problem}.",
             remedy="In ComfyUI's Python run: pip install -r requirements.txt (of this node pack).",
-        ) from error
+        )
 
 
 def _connect(address: Address) -> connect:

@@ -132,6 +132,9 @@ class LocalEngine:
             self._error = error
         except OSError as error:
             self._error = ConfigError("start_failed", f"The engine cannot be started: {error}.")
+        finally:
+            if self._address is None and self._error is None:
+                self._error = self._start_error("The local engine was stopped while it started.")
 
     def _demo(self, python: str, output: IO[bytes]) -> str:
         """Make the demo checkpoint unless this version of it is there; return its folder."""

@@ -82,10 +82,10 @@ async def _ready(spec: EngineSpec, display: host.NodeDisplay) -> ReadyEngine:
     while True:
         local = None if spec.url else _local(spec)
         address = await _address(spec, local, display)
-        health = await asyncio.to_thread(get_json, address, "/v1/health")
+        health = await _ask(address, "/v1/health", local)
         status = health.get("status")
         if status in ("ready", "busy"):
-            info = await asyncio.to_thread(get_json, address, "/v1/info")
+            info = await _ask(address, "/v1/info", local)
             return ReadyEngine(address, _facts(info), local)
         if status == "dead":
             await _bury(address, local, str(health.get("reason") or "unknown"))
@@ -109,6 +109,13 @@ async def _address(spec: EngineSpec, local: LocalEngine | None, display: host.No
         await asyncio.sleep(_POLL_SECONDS)
         address = local.address()
     return address
+
+
+async def _ask(address: Address, path: str, local: LocalEngine | None) -> dict[str, Any]:
+    try:
+        return await asyncio.to_thread(get_json, address, path)
+    except EngineError as error:
+        raise _exited(local) or error from error
 
 
 async def _bury(address: Address, local: LocalEngine | None, reason: str) -> None:

@@ -58,7 +58,7 @@ class H3EngineConnect(io.ComfyNode):  # type: ignore[misc]
                     max=_MAX_RANKS,
                     optional=True,
                     tooltip="Processes that share the work, one for each GPU; 0 takes all GPUs, or one process "
-                    "without a GPU. (The demo takes 2.)",
+                    "without a GPU. The demo takes 2 on the CPU.",
                     **known_keywords(io.Int.Input, advanced=True),
                 ),
                 io.Combo.Input(
@@ -109,7 +109,8 @@ class H3EngineConnect(io.ComfyNode):  # type: ignore[misc]
             spec = EngineSpec(model=_find_model(model, model_path.strip()), ranks=ranks, device=device, dtype=dtype)
         if spec.model == DEMO:
             host.NodeDisplay().text("demo: a tiny random model, it shows noise")
-            spec = replace(spec, ranks=ranks or _DEMO_RANKS)
+            # Two ranks cannot share one GPU, and the demo needs none.
+            spec = replace(spec, ranks=ranks or _DEMO_RANKS, device="cpu" if device == "auto" else device)
         return io.NodeOutput(spec)
 
 

@@ -21,14 +21,8 @@ def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
     server.stop()
 
 
-@pytest.fixture
-def t2va() -> dict[str, Any]:
-    """Return the twin of ``workflows/t2va.json`` in API format, small and quick."""
-    return make_t2va()
-
-
 def make_t2va(**changes: Any) -> dict[str, Any]:
-    """Return a prompt; ``changes`` are named node__input."""
+    """Return the twin of ``workflows/t2va.json`` in API format, small and quick; ``changes`` are named node__input."""
     nodes: dict[str, tuple[str, dict[str, Any]]] = {
         "connect": ("H3EngineConnect", {"model": "demo"}),
         "encode": ("H3EngineTextEncode", {"engine": ["connect", 0], "prompt": "A red fox runs through snow."}),

@@ -69,8 +69,7 @@ async def test_an_engine_that_cannot_start_shows_its_log(comfyui: ComfyUI, tmp_p
 async def test_one_engine_can_be_attached_to_by_url(comfyui: ComfyUI) -> None:
     await run_prompt(comfyui, make_t2va())
     (pid,) = comfyui.engine_pids()
-    (port,) = {c.laddr.port for c in psutil.Process(pid).net_connections("tcp") if c.status == psutil.CONN_LISTEN}
-    run = await run_prompt(comfyui, make_t2va(connect__url=f"http://127.0.0.1:{port}", sample__seed=23))
+    run = await run_prompt(comfyui, make_t2va(connect__url=comfyui.engine_url(), sample__seed=23))
     assert run.of("execution_success"), run.of("execution_error")
     assert comfyui.engine_pids() == [pid]
 

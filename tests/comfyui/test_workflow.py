@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+import urllib.request
 from typing import Any
 
 import pytest
@@ -17,14 +19,19 @@ FRAMES = 22
 LONG_STEPS = 1000
 
 
+def fresh() -> dict[str, Any]:
+    """Return a prompt of which no other test left anything in ComfyUI's cache (2 ranks are the demo's default)."""
+    return make_t2va(connect__ranks=2, encode__prompt="A whole road.", latent__seconds=0.91)
+
+
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Run]:
     """Return runs that several tests look at, by name."""
     return {}
 
 
-async def test_the_workflow_runs_to_a_saved_video(comfyui: ComfyUI, t2va: dict[str, Any], seen: dict[str, Run]) -> None:
-    run = await run_prompt(comfyui, t2va)
+async def test_the_workflow_runs_to_a_saved_video(comfyui: ComfyUI, seen: dict[str, Run]) -> None:
+    run = await run_prompt(comfyui, fresh())
     assert run.status == 200, run.answer
     assert run.of("execution_success"), run.of("execution_error")
     seen["first"] = run
@@ -54,8 +61,8 @@ def test_the_node_told_what_was_going_on(seen: dict[str, Run]) -> None:
     assert run.texts("encode"), "the first node to need the engine shows that it starts"
 
 
-async def test_the_same_prompt_again_is_cached(comfyui: ComfyUI, t2va: dict[str, Any], seen: dict[str, Run]) -> None:
-    run = await run_prompt(comfyui, t2va)
+async def test_the_same_prompt_again_is_cached(comfyui: ComfyUI, seen: dict[str, Run]) -> None:
+    run = await run_prompt(comfyui, fresh())
     cached = run.of("execution_cached")[0]["nodes"]
     assert {"connect", "encode", "latent", "sample", "decode"} <= set(cached)
     assert run.seconds < seen["first"].seconds
@@ -101,6 +108,12 @@ async def test_interrupt_stops_within_a_step_and_the_next_prompt_runs(comfyui: C
     assert time.monotonic() - stopped_at[0] < 3
     last = max(int(text.split("step ")[1].split(" ")[0]) for text in run.texts("sample") if "step " in text)
     assert last < LONG_STEPS // 2
+    with urllib.request.urlopen(comfyui.engine_url() + "/v1/jobs", timeout=5) as answer:
+        newest = json.loads(answer.read())["jobs"][-1]
+    assert newest["state"] in ("cancelled", "running"), newest
     again = await run_prompt(comfyui, make_t2va(sample__seed=9))
     assert again.of("execution_success"), again.of("execution_error")
-    assert again.seconds < 30
+    # Had the long job run on, this one would have waited for it.
+    assert again.seconds < run.seconds + 3
+    with urllib.request.urlopen(comfyui.engine_url() + f"/v1/jobs/{newest['job_id']}", timeout=5) as answer:
+        assert json.loads(answer.read())["state"] == "cancelled"

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HOME = Path(os.environ.get("H3_COMFYUI_HOME", ROOT / ".cache" / "comfyui"))
@@ -78,16 +79,15 @@ class ComfyUI:
 
     def engine_pids(self) -> list[int]:
         """Return the process ids of the engines' servers that this ComfyUI started."""
-        pids = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                command = (folder / "cmdline").read_bytes().split(b"\0")
-                parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            except OSError:
-                continue
-            if parent == self.process.pid and b"serve" in command:
-                pids.append(int(folder.name))
-        return pids
+        children = psutil.Process(self.process.pid).children()
+        return [child.pid for child in children if child.status() != "zombie" and "serve" in child.cmdline()]
+
+    def engine_url(self) -> str:
+        """Return the address of the one engine that this ComfyUI started."""
+        (pid,) = self.engine_pids()
+        connections = psutil.Process(pid).net_connections("tcp")
+        (port,) = {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
+        return f"http://127.0.0.1:{port}"
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """Stop the server and wait for it."""
