@@ -59,7 +59,8 @@ async def test_a_gigabyte_passes_in_bounded_memory_while_health_answers_within_1
     assert max(grown) < MEMORY, grown
     assert len(waits) > 20
     waits.sort()
-    assert waits[int(len(waits) * 0.95)] < 0.1, waits[-10:]
+    # One in a hundred may fall into a pause of the machine, which other programs share.
+    assert waits[int(len(waits) * 0.99)] < 0.1, waits[-10:]
 
 
 def time_health(engine: EngineProcess) -> float:
