@@ -5,7 +5,7 @@ with its result, an error, or a cancellation. Every method runs on the event loo
 
 - a lost rank fails the running job with ``rank_lost``; the next one runs when the fleet has restarted the ranks;
 - a fleet that ended fails every job, present and coming, with ``engine_dead`` and the end of its log;
-- `RequestError` is the caller's, raised by `check`, `submit` and `get` before any rank is woken.
+- `RequestError` is the caller's, raised by `check` and `submit` before any rank is woken.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import shutil
 import time
 from collections import deque
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +46,11 @@ from .controller_fleet import FleetProcess
 from .controller_folder import RunFolder
 from .controller_jobs import Job
 from .controller_stats import Stats
+from .controller_store import JobStore
 from .wire import describe_part
 
 logger = logging.getLogger(__name__)
 
-_KEEP_RECORDS = 256
 _REASON_LINES = 30
 
 
@@ -64,7 +62,7 @@ class Controller:
         self.checkpoint = checkpoint
         self.folder = folder
         self.stats = Stats()
-        self.jobs: dict[str, Job] = {}
+        self.jobs = JobStore(config.limits)
         self._fleet = FleetProcess(config, folder, self)
         self._queue: deque[Job] = deque()
         self._running: Job | None = None
@@ -125,22 +123,6 @@ class Controller:
             "facts": self.checkpoint.facts.to_dict(),
             "limits": self.config.limits.to_dict(),
         }
-
-    def get(self, job_id: str) -> Job:
-        """Return a job.
-
-        Raises:
-            RequestError: ``unknown_job``.
-        """
-        if job_id not in self.jobs:
-            raise RequestError(
-                "unknown_job",
-                f"There is no job {job_id}.",
-                field="job_id",
-                value=job_id,
-                remedy=f"List the jobs with GET /v1/jobs; the last {_KEEP_RECORDS} finished ones are remembered.",
-            )
-        return self.jobs[job_id]
 
     # --- accepting
 
@@ -207,7 +189,7 @@ class Controller:
         """
         self.check_new(job_id)
         job = Job(job_id, plan, self.folder.make("job"), upload, inputs, owner)
-        self.jobs[job_id] = job
+        self.jobs.add(job)
         self._queue.append(job)
         self.stats.jobs_submitted += 1
         self._tell_positions()
@@ -234,10 +216,10 @@ class Controller:
 
     def leave(self, owner: object, *, normally: bool) -> None:
         """``owner`` is gone: cancel its jobs when it left normally, else give it time to come back."""
-        for job in [job for job in self.jobs.values() if job.owner is owner]:
+        for job in [job for job in self.jobs if job.owner is owner]:
             if normally:
                 self.cancel(job)
-                self._release(job)
+                self.jobs.release(job)
             else:
                 asyncio.get_running_loop().call_later(self.config.limits.resume_seconds, self._expire, job, owner)
 
@@ -278,45 +260,7 @@ class Controller:
             logger.info("job %s ended: %s %s", job.id, error.code, error.message)
             job.fail(error)
         self.stats.jobs_ended[job.state] += 1
-        if job.upload is not None:
-            self._delete([job.upload])
-        if job.owner is None:
-            self._release(job)
-        else:
-            self._release_later(job)
-        self._forget_old()
-
-    def _release(self, job: Job) -> None:
-        """Delete the outputs of a finished job, its MP4 excepted, once nobody reads them any more."""
-        if not job.over or job.released:
-            return
-        if job.followers:
-            self._release_later(job)
-        else:
-            files = job.release()
-            # Without a result there is nothing to keep, half-written files included.
-            self._delete(files if job.result else [job.folder])
-
-    def _release_later(self, job: Job) -> None:
-        asyncio.get_running_loop().call_later(self.config.limits.resume_seconds, self._release, job)
-
-    def _forget_old(self) -> None:
-        over = sorted((job for job in self.jobs.values() if job.over), key=lambda job: job.ended or 0.0)
-        with_result = [job for job in over if job.result]
-        for job in with_result[: -self.config.limits.keep_results]:
-            job.result = None
-            self._delete([job.folder])
-        for job in over[:-_KEEP_RECORDS]:
-            self.forget(job)
-
-    def forget(self, job: Job) -> None:
-        """Remove a finished job with its files."""
-        assert job.over, job.state
-        del self.jobs[job.id]
-        self._delete([job.folder])
-
-    def _delete(self, paths: Iterable[Path]) -> None:
-        asyncio.get_running_loop().run_in_executor(None, _remove, list(paths))
+        self.jobs.settle(job)
 
     def _fail_all(self, error: EngineError) -> None:
         jobs = [*([self._running] if self._running else []), *self._queue]
@@ -396,11 +340,3 @@ class Controller:
             remedy="Read the log, mend the cause and start the engine again.",
             details={"log": log},
         )
-
-
-def _remove(paths: list[Path]) -> None:
-    for path in paths:
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)

@@ -18,7 +18,7 @@ _Sample = tuple[Mapping[str, str], float]
 def render_metrics(controller: Controller) -> str:
     """Return the page."""
     stats = controller.stats
-    states = [job.state for job in controller.jobs.values()]
+    states = [job.state for job in controller.jobs]
     families = [
         _family("info", "gauge", "Version of the engine.", [({"version": ENGINE_VERSION}, 1)]),
         _family(

@@ -39,7 +39,7 @@ async def get_info(request: web.Request) -> web.Response:
 @ROUTES.get("/v1/jobs")
 async def get_jobs(request: web.Request) -> web.Response:
     """``{jobs: [...]}``, oldest first."""
-    return web.json_response({"jobs": [job.to_dict() for job in request.app[CONTROLLER].jobs.values()]})
+    return web.json_response({"jobs": [job.to_dict() for job in request.app[CONTROLLER].jobs]})
 
 
 @ROUTES.get("/v1/jobs/{id}")
@@ -61,7 +61,7 @@ async def delete_job(request: web.Request) -> web.Response:
     """
     job, controller = _job_of(request), request.app[CONTROLLER]
     if job.over:
-        controller.forget(job)
+        controller.jobs.forget(job)
     else:
         controller.cancel(job)
     return web.json_response(job.to_dict())
@@ -138,4 +138,4 @@ async def get_websocket(request: web.Request) -> web.WebSocketResponse:
 
 
 def _job_of(request: web.Request) -> Job:
-    return request.app[CONTROLLER].get(request.match_info["id"])
+    return request.app[CONTROLLER].jobs.get(request.match_info["id"])

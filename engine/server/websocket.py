@@ -141,10 +141,10 @@ class Connection:
                 await self._drop(number)
                 await self._refuse(job_id, JobCancelled())
                 return
-        self._controller.cancel(self._controller.get(job_id))
+        self._controller.cancel(self._controller.jobs.get(job_id))
 
     def _resume(self, resume: Resume) -> None:
-        job = self._controller.get(resume.job_id)
+        job = self._controller.jobs.get(resume.job_id)
         if job.released and resume.after < job.last_seq - 1:
             raise RequestError(
                 "no_result",

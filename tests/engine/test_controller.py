@@ -201,7 +201,7 @@ async def test_files_go_when_their_time_is_over_and_the_last_results_stay(contro
     await settle()
     assert [video.exists() for video in videos] == [False, True, True]
     assert not list(controller.folder.path.glob("job-*/latents"))
-    assert [job.result for job in controller.jobs.values()] == [None, *videos[1:]]
+    assert [job.result for job in controller.jobs] == [None, *videos[1:]]
 
 
 async def test_a_failed_job_leaves_no_files_and_a_follower_keeps_them(controller: Controller) -> None:
@@ -224,7 +224,8 @@ async def test_events_of_another_job_and_late_outputs_are_dropped(controller: Co
     await controller.fleet_said({"op": "event", "job_id": new_id(), "event": event})
     await controller.fleet_said({"op": "event", "job_id": job.id, "event": event})
     await end(controller, job)
-    await give_video(controller, job)
+    message = {"op": "output", "job_id": job.id, "name": "video", "index": 0, "last": True, "format": "mp4"}
+    await controller.fleet_said({**message, "path": "/no/such/file"})
     assert (controller.stats.stage_count["encode_prompt"], job.result) == (1, None)
 
 

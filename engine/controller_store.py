@@ -1,0 +1,102 @@
+"""The jobs an engine remembers, and how long their files stay.
+
+Input files go when their job is over. Outputs stay for `Limits.resume_seconds` after that, for a client that lost its
+connection, and as long as somebody reads them; the MP4 of the last `Limits.keep_results` jobs stays for ``/result``.
+`get` raises `RequestError` (``unknown_job``). Lives on the server's event loop; files are deleted in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from .contract.errors import RequestError
+from .contract.limits import Limits
+from .controller_jobs import Job
+
+KEEP_RECORDS = 256
+"""Finished jobs that can still be asked for."""
+
+
+class JobStore:
+    """All jobs by id, oldest first."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._jobs: dict[str, Job] = {}
+
+    def __iter__(self) -> Iterator[Job]:
+        return iter(self._jobs.values())
+
+    def __contains__(self, job_id: str) -> bool:
+        return job_id in self._jobs
+
+    def add(self, job: Job) -> None:
+        """Remember a new job."""
+        self._jobs[job.id] = job
+
+    def get(self, job_id: str) -> Job:
+        """Return a job.
+
+        Raises:
+            RequestError: ``unknown_job``.
+        """
+        if job_id not in self._jobs:
+            raise RequestError(
+                "unknown_job",
+                f"There is no job {job_id}.",
+                field="job_id",
+                value=job_id,
+                remedy=f"List the jobs with GET /v1/jobs; the last {KEEP_RECORDS} finished ones are remembered.",
+            )
+        return self._jobs[job_id]
+
+    def settle(self, job: Job) -> None:
+        """Take note that ``job`` is over: its inputs go now, its outputs and the oldest jobs in their time."""
+        if job.upload is not None:
+            _delete([job.upload])
+        if job.owner is None:
+            self.release(job)
+        else:
+            self._release_later(job)
+        over = sorted((job for job in self if job.over), key=lambda job: job.ended or 0.0)
+        with_result = [job for job in over if job.result]
+        for old in with_result[: -self._limits.keep_results]:
+            old.result = None
+            _delete([old.folder])
+        for old in over[:-KEEP_RECORDS]:
+            self.forget(old)
+
+    def release(self, job: Job) -> None:
+        """Delete the outputs of a finished job, its MP4 excepted, once nobody reads them any more."""
+        if not job.over or job.released:
+            return
+        if job.followers:
+            self._release_later(job)
+            return
+        files = job.release()
+        # Without a result there is nothing to keep, half-written files included.
+        _delete(files if job.result else [job.folder])
+
+    def _release_later(self, job: Job) -> None:
+        asyncio.get_running_loop().call_later(self._limits.resume_seconds, self.release, job)
+
+    def forget(self, job: Job) -> None:
+        """Remove a finished job with its files."""
+        assert job.over, job.state
+        del self._jobs[job.id]
+        _delete([job.folder])
+
+
+def _delete(paths: Iterable[Path]) -> None:
+    asyncio.get_running_loop().run_in_executor(None, _remove, list(paths))
+
+
+def _remove(paths: list[Path]) -> None:
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
