@@ -13,8 +13,10 @@ from typing import Any
 import av
 import pytest
 
+from engine.cli_client import write_blob
 from engine.client import EngineClient
 from engine.contract.errors import JobCancelled
+from tests.support.cutting_proxy import cutting_proxy
 from tests.support.engine_process import ROOT, EngineProcess
 from tests.support.jobs import LONG, QUICK, events_until_final, new_id, wait_for_event
 
@@ -221,3 +223,16 @@ async def test_a_cancelled_run_raises_job_cancelled(
 
     with pytest.raises(JobCancelled):
         await client.run(LONG, folder=tmp_path, on_event=delete_at_first_step)
+
+
+@pytest.mark.parametrize("cut", [{"up": 3_000_000}, {"down": 3_000_000}, {"down": 700}], ids=str)
+async def test_the_client_goes_on_after_a_cut_in_the_middle_of_a_transfer(
+    engine: EngineProcess, tmp_path: Path, cut: dict[str, int]
+) -> None:
+    source = tmp_path / "source"
+    write_blob(source, 9_000_000)
+    async with cutting_proxy(engine.url, **cut) as proxy, EngineClient(proxy.url) as client:
+        outcome = await client.run({"task": "echo"}, inputs={"data": source}, folder=tmp_path)
+    # A cut upload takes one more: the engine is asked first whether it knows the job.
+    assert 2 <= proxy.connections <= 3
+    assert [path.read_bytes() for path in outcome.outputs["data"]] == [source.read_bytes()]
