@@ -7,6 +7,7 @@ ranks wait without sitting in a collective. Exit status: 0 when told to stop or 
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -239,6 +240,9 @@ class Worker:
     def _serve(self, runner: JobRunner) -> int:
         for command in self._role.commands():
             result = runner.run(command, self._role.begin(command), self._role.cancelled)
+            if result.error is not None:
+                # The frames of a traceback hold tensors and groups in cycles.
+                gc.collect()
             self._role.end(command, result.error, result.facts)
             if result.must_restart:
                 logger.error("this rank cannot serve another job and restarts")

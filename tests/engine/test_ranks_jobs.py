@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.support.ranks import Ended, Fleet, Message
+from tests.support.ranks import Ended, Fleet, Message, descendants
 
 pytestmark = pytest.mark.ranks
 
@@ -161,3 +161,16 @@ def test_memory_that_runs_out_while_decoding_leaves_the_latents(fleet: Fleet) ->
     assert latents["video"].shape == (1, 24, 7, 4, 4)
     assert not list(ended.outputs("latents")[0].parent.glob("*.mp4"))
     assert_serves_the_next_job(fleet)
+
+
+def test_failed_jobs_leave_no_open_files_or_threads_behind(fleet: Fleet) -> None:
+    def held() -> list[int]:
+        ranks = descendants(fleet.process.pid)
+        assert len(ranks) == 2
+        return [len(list(Path(f"/proc/{pid}/{what}").iterdir())) for pid in ranks for what in ("fd", "task")]
+
+    run_with_fault(fleet, rank=1, module="MiniMaxH3TransformerBlock", call=1, do="raise")
+    before = held()
+    for _ in range(4):
+        run_with_fault(fleet, rank=1, module="MiniMaxH3TransformerBlock", call=1, do="raise")
+    assert held() == before
