@@ -287,41 +287,26 @@ def check_latent_shapes(video: tuple[int, ...], audio: tuple[int, ...], facts: M
     Raises:
         RequestError: ``wrong_model`` or ``bad_tensor``.
     """
-    wanted = f"video [1, {facts.latent_channels}, T, H/16, W/16] and audio [1, {facts.audio_latent_channels}, 2, A]"
+    channels = (facts.latent_channels, facts.audio_latent_channels)
+    wanted = f"video [1, {channels[0]}, T, H/16, W/16] and audio [1, {channels[1]}, 2, A]"
     shown = f"{list(video)} and {list(audio)}"
-    remedy = "Connect a latent from H3EngineEmptyLatent or H3EngineSampler of the same model."
-    if (
-        len(video) != 5
-        or len(audio) != 4
-        or video[1] != facts.latent_channels
-        or audio[1] != facts.audio_latent_channels
-    ):
-        raise RequestError(
-            "wrong_model",
-            f"A latent of this model is {wanted}; this is {shown}.",
-            field="parts.latents",
-            value=shown,
-            remedy=remedy,
-        )
+    if len(video) != 5 or len(audio) != 4 or (video[1], audio[1]) != channels:
+        message = f"A latent of this model is {wanted}; this is {shown}."
+        raise _latent_error("wrong_model", message, field="parts.latents", value=shown)
     if video[0] != 1 or audio[0] != 1 or audio[2] != geometry.AUDIO_CHANNELS or min(video) < 1 or min(audio) < 1:
-        raise RequestError(
-            "bad_tensor",
-            f"The batch is 1 and the sound stereo: {wanted}; this is {shown}.",
-            field="parts.latents",
-            value=shown,
-            remedy=remedy,
-        )
+        message = f"The batch is 1 and the sound stereo: {wanted}; this is {shown}."
+        raise _latent_error("bad_tensor", message, field="parts.latents", value=shown)
     frames = geometry.frames_of_latents(video[2])
-    if audio[3] != geometry.audio_latents(frames):
-        raise RequestError(
-            "bad_tensor",
-            f"{video[2]} latent frames make {frames} frames and need {geometry.audio_latents(frames)} audio latents, "
-            f"not {audio[3]}.",
-            field="parts.latents.audio",
-            value=audio[3],
-            remedy=remedy,
-        )
+    needed = geometry.audio_latents(frames)
+    if audio[3] != needed:
+        message = f"{video[2]} latent frames make {frames} frames and need {needed} audio latents, not {audio[3]}."
+        raise _latent_error("bad_tensor", message, field="parts.latents.audio", value=audio[3])
     return frames
+
+
+def _latent_error(code: str, message: str, *, field: str, value: object) -> RequestError:
+    remedy = "Connect a latent from H3EngineEmptyLatent or H3EngineSampler of the same model."
+    return RequestError(code, message, field=field, value=value, remedy=remedy)
 
 
 def _tensor(tensors: Mapping[str, TensorInfo], part: str, name: str, dtypes: tuple[str, ...], rank: int) -> TensorInfo:

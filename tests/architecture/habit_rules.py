@@ -53,7 +53,7 @@ def _is_false(node: ast.expr) -> bool:
 
 
 def no_print(module: Module) -> list[str]:
-    """Logging tells, the command line's results go through one helper."""
+    """Logging tells, the command line's results go through one function."""
     return [
         f"{module.path}:{node.lineno}: print"
         for node in ast.walk(module.tree)
