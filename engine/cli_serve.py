@@ -78,8 +78,8 @@ async def _serve(config: EngineConfig, controller: Controller) -> None:
     await runner.setup()
     try:
         url = await _bind(runner, config)
-        await controller.start()
         _announce(config, url)
+        await controller.start()
         reporting = asyncio.create_task(_report(controller))
         await stop.wait()
         logger.info("stopping")
@@ -113,8 +113,17 @@ def _announce(config: EngineConfig, url: str) -> None:
         return
     ready = {"url": url, "pid": os.getpid(), "token_needed": config.token is not None}
     fresh = config.ready_file.with_name(f".{config.ready_file.name}.{os.getpid()}")
-    fresh.write_text(json.dumps(ready), encoding="utf-8")
-    fresh.replace(config.ready_file)
+    try:
+        fresh.write_text(json.dumps(ready), encoding="utf-8")
+        fresh.replace(config.ready_file)
+    except OSError as error:
+        raise ConfigError(
+            "config_bad_value",
+            f"The ready file cannot be written: {error.strerror}.",
+            field="ready_file",
+            value=str(config.ready_file),
+            remedy="Give a path in a folder that exists and can be written.",
+        ) from error
 
 
 async def _report(controller: Controller) -> None:

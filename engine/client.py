@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import aiohttp
 
 from .contract import framing
-from .contract.errors import EngineDeadError, EngineError, error_from_dict
+from .contract.errors import EngineDeadError, EngineError, RequestError, error_from_dict
 from .contract.fields import parse_json
 from .contract.messages import Part
 from .contract.version import PROTOCOL_VERSION
@@ -155,7 +155,7 @@ class EngineClient:
         try:
             async with self._session.request(method, self.url + path, json=body) as answer:
                 data = parse_json(await answer.read())
-        except (*_LOST, aiohttp.InvalidURL) as error:
+        except (*_LOST, RequestError) as error:
             raise self._lost(error) from error
         if "error" in data and answer.status >= 400:
             raise error_from_dict(data["error"])
@@ -179,7 +179,7 @@ class EngineClient:
         except aiohttp.WSServerHandshakeError as error:
             await self.health()
             raise self._lost(error) from error
-        except (*_LOST, aiohttp.InvalidURL) as error:
+        except _LOST as error:
             raise self._lost(error) from error
         channel = Channel(socket, folder)
         try:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import http.server
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -82,6 +86,30 @@ def test_a_missing_component_stops_serve_before_any_rank(tiny_checkpoint: Path, 
     assert "audio_vae" in done.stderr
     assert "checkpoint_missing" in done.stderr
     assert "fleet" not in done.stderr
+
+
+def test_a_ready_file_or_port_that_cannot_be_had_stops_serve_before_any_rank(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    model = ("serve", "--device", "cpu", "--model", str(tiny_checkpoint))
+    done = command(*model, "--port", "0", "--ready-file", str(tmp_path / "no" / "ready.json"))
+    assert done.returncode == 2
+    assert "ready_file" in done.stderr
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = command(*model, "--port", str(taken.getsockname()[1]))
+    assert done.returncode == 2
+    assert "Choose another --port" in done.stderr
+    assert "fleet" not in done.stderr
+
+
+def test_another_program_at_the_address_is_no_engine(tmp_path: Path) -> None:
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
+    with http.server.HTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        done = command("status", "--url", f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+    assert done.returncode == 3
+    assert "connection_lost" in done.stderr
 
 
 def test_an_engine_that_is_not_there_is_the_engines_fault() -> None:
