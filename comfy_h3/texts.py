@@ -13,6 +13,12 @@ _STAGES = {
     "decode_video": "Decoding the video",
     "decode_audio": "Decoding the sound",
 }
+_REASONS = {
+    "busy": "the engine works on another job",
+    "loading": "the engine is loading",
+    "restarting": "the engine is restarting",
+}
+"""Reason of `Queued` → words; with any other one the job starts at once and nothing is shown."""
 _GB = 1e9
 
 
@@ -29,7 +35,8 @@ def loading_text(health: Mapping[str, Any]) -> str:
 def event_text(event: Event) -> str | None:
     """Return what to show of ``event``, None for nothing new."""
     if isinstance(event, Queued):
-        return f"Waiting, number {event.position} in the queue ({event.reason})"
+        reason = _REASONS.get(event.reason)
+        return reason and f"Waiting, number {event.position} in the queue: {reason}"
     if isinstance(event, StageStarted):
         return _STAGES.get(event.stage, event.stage)
     if isinstance(event, Step):

@@ -71,8 +71,10 @@ def test_the_page_saves_the_workflow_with_the_values_it_was_given(comfyui: Comfy
         page.evaluate("async (workflow) => { await app.loadGraphData(workflow, true, true); }", workflow)
         saved = json.loads(page.evaluate("() => JSON.stringify(app.graph.serialize())"))
         prompt = page.evaluate("async () => (await app.graphToPrompt()).output")
+        token = page.evaluate("() => app.extensionManager.setting.get('H3Engine.Token')")
     values = {node["id"]: node.get("widgets_values") or [] for node in workflow["nodes"]}
     assert {node["id"]: node.get("widgets_values") or [] for node in saved["nodes"]} == values
+    assert token == "", "the token is a setting, not a widget"
     kinds = {entry["class_type"]: entry["inputs"] for entry in prompt.values()}
     assert kinds["H3EngineConnect"]["model"] == "demo"
     assert kinds["H3EngineSampler"]["steps"] == 8

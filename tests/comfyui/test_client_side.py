@@ -81,6 +81,14 @@ def test_a_step_shows_what_is_left(module: Any) -> None:
     assert texts.event_text(messages.Step("denoise", 50, 50, 0.0, 1.0)) == "Sampling: step 50 of 50"
 
 
+def test_a_waiting_job_says_for_what(module: Any) -> None:
+    messages, texts = module("engine.contract.messages"), module("comfy_h3.texts")
+    assert texts.event_text(messages.Queued(2, "busy")) == (
+        "Waiting, number 2 in the queue: the engine works on another job"
+    )
+    assert texts.event_text(messages.Queued(1, "ready")) is None
+
+
 def test_the_engines_python_is_the_chosen_one_first(
     module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,12 +74,27 @@ async def test_one_engine_can_be_attached_to_by_url(comfyui: ComfyUI) -> None:
     assert comfyui.engine_pids() == [pid]
 
 
+async def _interrupt_the_start(server: ComfyUI) -> None:
+    """Interrupt while the engine starts; it goes on starting, for the next run."""
+    pressed: list[float] = []
+
+    async def interrupt(kind: str, data: Any) -> None:
+        if kind == "text" and data[0] == "encode" and not pressed:
+            pressed.append(time.monotonic())
+            server.post("/interrupt", {})
+
+    run = await run_prompt(server, make_t2va(), on_event=interrupt)
+    assert run.of("execution_interrupted"), run.of("execution_error")
+    assert time.monotonic() - pressed[0] < 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 async def test_the_engine_is_gone_with_comfyui(tmp_path: Path, how: signal.Signals) -> None:
     server = ComfyUI(tmp_path / "base")
     try:
         server.wait_until_ready()
+        await _interrupt_the_start(server)
         run = await run_prompt(server, make_t2va())
         assert run.of("execution_success"), run.of("execution_error")
         (pid,) = server.engine_pids()
