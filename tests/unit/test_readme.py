@@ -7,7 +7,8 @@ import re
 import tomllib
 
 from engine.config import OPTIONS, Option
-from tests.architecture.source import ROOT
+from tests.architecture.import_rules import room_of
+from tests.architecture.source import ROOT, modules
 from tests.architecture.test_pack import OUR_IDS
 
 README = (ROOT / "README.md").read_text()
@@ -44,3 +45,12 @@ def test_the_versions_agree() -> None:
     assert version
     assert newest
     assert project["version"] == version[1] == newest[1]
+
+
+def test_the_architecture_page_names_every_room() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    rooms = {room_of(module.name) for module in modules("engine") if module.name not in ("engine", "engine.__main__")}
+    files = {module.path.split("/")[1] for module in modules("comfy_h3")} - {"__init__.py", "nodes"}
+    assert {"server", "stages", "worker"} <= rooms
+    assert [room for room in sorted(rooms) if not re.search(rf"\b{room}(/|\*?\.py)", page)] == []
+    assert [file for file in sorted(files) if file not in page] == []
