@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.comfyui, pytest.mark.browser, pytest.mark.ranks]
 ARTIFACTS = ROOT / "artifacts"
 _LISTEN = """() => { window.seen = []; for (const kind of ['success', 'error', 'interrupted'])
     app.api.addEventListener('execution_' + kind, (event) => window.seen.push([kind, event.detail])); }"""
-_VIEW = """() => { app.canvas.ds.scale = 0.9; app.canvas.ds.offset = [40, 0]; app.graph.setDirtyCanvas(true, true); }"""
+_VIEW = """() => { app.canvas.ds.scale = 0.9; app.canvas.ds.offset = [40, 90]; app.graph.setDirtyCanvas(true, true); }"""
 _TEXTS = """() => app.graph._nodes.map((node) =>
     [node.type, node.widgets?.find((widget) => widget.name === '$$node-text-preview')?.value])"""
 _PLAYING = """() => { const video = document.querySelector('video');
@@ -36,9 +36,7 @@ def _run(page: Page, workflow: dict[str, Any], picture: Path) -> None:
     page.evaluate("() => app.queuePrompt(0, 1)")
     page.wait_for_function("() => window.seen.length", timeout=120_000)
     assert page.evaluate("() => window.seen[0][0]") == "success", page.evaluate("() => window.seen[0][1]")
-    page.evaluate(
-        "() => { app.canvas.ds.scale = 0.9; app.canvas.ds.offset = [40, 40]; app.graph.setDirtyCanvas(true, true); }"
-    )
+    page.evaluate(_VIEW)
     page.wait_for_function("() => document.querySelector('video')", timeout=20_000)
     page.evaluate("() => document.querySelector('video').play()")
     duration = page.wait_for_function(_PLAYING, timeout=20_000).json_value()
