@@ -35,7 +35,9 @@ def parse_json(text: str | bytes, *, field: str = "body") -> dict[str, Any]:
             "invalid_json", f"Not JSON: {error}.", field=field, remedy="Send one JSON object in UTF-8."
         ) from error
     if not isinstance(data, dict):
-        raise RequestError("invalid_json", "The JSON is not an object.", field=field, value=data)
+        raise RequestError(
+            "invalid_json", "The JSON is not an object.", field=field, value=data, remedy="Send one JSON object."
+        )
     return data
 
 

@@ -375,6 +375,7 @@ def event_from_dict(data: Mapping[str, Any]) -> Event:
             f"There is no event {data.get('type')!r}.",
             field="type",
             value=data.get("type"),
+            remedy="Use a client as new as the engine.",
         )
     known = {f.name for f in dataclasses.fields(cls)}
     event: Event = parse_object(cls, {k: v for k, v in data.items() if k in known}, path="")

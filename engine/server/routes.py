@@ -101,7 +101,13 @@ async def post_generate(request: web.Request) -> web.Response:
     data = parse_json(await request.read())
     job_id = data.pop("job_id", None) or str(uuid.uuid4())
     if not isinstance(job_id, str):
-        raise RequestError("wrong_type", "job_id must be a string.", field="job_id", value=job_id)
+        raise RequestError(
+            "wrong_type",
+            "job_id must be a string.",
+            field="job_id",
+            value=job_id,
+            remedy="Send a UUID, or leave it out.",
+        )
     check_job_id(job_id)
     generate = parse_request({"task": "generate", **data})
     if not isinstance(generate, Generate) or generate.container != "mp4":

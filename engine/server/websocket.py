@@ -226,7 +226,13 @@ class Connection:
         except ClientConnectionResetError:
             logger.info("job %s: the connection was lost at event %d", job.id, job.last_seq)
         except FileNotFoundError:
-            error = RequestError("no_result", "An output of this job was deleted before it was sent.", field="job_id")
+            error = RequestError(
+                "no_result",
+                "An output of this job was deleted before it was sent.",
+                field="job_id",
+                value=job.id,
+                remedy="Run the job again and read its events while they come.",
+            )
             await self._refuse(job.id, error)
 
     async def _send(self, sent: Sent) -> None:

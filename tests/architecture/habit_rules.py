@@ -112,6 +112,17 @@ def the_environment_is_read_in_few_places(module: Module) -> list[str]:
     ]
 
 
+def a_callers_error_says_where_and_what_to_do(module: Module) -> list[str]:
+    """A `RequestError` names the field and the remedy (``**facts`` may hold them)."""
+    bad = []
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "RequestError":
+            given = {keyword.arg for keyword in node.keywords}
+            if None not in given and not {"field", "remedy"} <= given:
+                bad.append(f"{module.path}:{node.lineno}: a RequestError without field or remedy")
+    return bad
+
+
 RULES: tuple[Callable[[Module], list[str]], ...] = (
     no_pickle_on_any_road,
     no_print,
@@ -119,4 +130,5 @@ RULES: tuple[Callable[[Module], list[str]], ...] = (
     every_module_has_a_docstring,
     every_function_has_a_return_type,
     the_environment_is_read_in_few_places,
+    a_callers_error_says_where_and_what_to_do,
 )

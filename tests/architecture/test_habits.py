@@ -39,6 +39,8 @@ PLANTED: list[tuple[Rule, str]] = [
     (habit_rules.every_function_has_a_return_type, "def f() -> int:\n    async def g(): ...\n    return 1"),
     (habit_rules.the_environment_is_read_in_few_places, "home = os.environ['HOME']"),
     (habit_rules.the_environment_is_read_in_few_places, "home = os.getenv('HOME')"),
+    (habit_rules.a_callers_error_says_where_and_what_to_do, "raise RequestError('bad_tensor', 'No.', field='x')"),
+    (habit_rules.a_callers_error_says_where_and_what_to_do, "raise RequestError('bad_tensor', 'No.', remedy='Do.')"),
 ]
 
 CLEAN = [
@@ -48,6 +50,8 @@ CLEAN = [
     "try:\n    f()\nexcept BaseException:\n    close()\n    raise",
     "try:\n    f()\nexcept Exception as error:\n    post(error)",
     "model.eval()",
+    "raise RequestError('bad_tensor', 'No.', field='x', remedy='Do.')",
+    "raise RequestError('bad_tensor', 'No.', **facts)",
 ]
 
 

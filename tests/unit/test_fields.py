@@ -123,6 +123,7 @@ def test_what_is_not_a_json_object_is_refused(text: str | bytes) -> None:
     with pytest.raises(RequestError) as caught:
         parse_json(text, field="body")
     assert (caught.value.code, caught.value.field) == ("invalid_json", "body")
+    assert caught.value.remedy
 
 
 def test_nan_in_json_text_does_not_become_a_number() -> None:
