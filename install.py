@@ -20,7 +20,7 @@ ENVIRONMENT = PACK / ".venv"
 PYTHON = ENVIRONMENT / "bin" / "python"
 STAMP = ENVIRONMENT / "h3-engine.stamp"
 SOURCES = ("requirements-engine.txt", "pyproject.toml")
-OLDEST_PYTHON = (3, 10)
+OLDEST_PYTHON = (3, 11)
 
 
 def fingerprint() -> str:
