@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.comfyui, pytest.mark.browser, pytest.mark.ranks]
 ARTIFACTS = ROOT / "artifacts"
 _LISTEN = """() => { window.seen = []; for (const kind of ['success', 'error', 'interrupted'])
     app.api.addEventListener('execution_' + kind, (event) => window.seen.push([kind, event.detail])); }"""
-_VIEW = """() => { app.canvas.ds.scale = 0.9; app.canvas.ds.offset = [40, 90]; app.graph.setDirtyCanvas(true, true); }"""
+_VIEW = """() => { app.canvas.ds.scale = 0.9; app.canvas.ds.offset = [40, 90];
+    app.graph.setDirtyCanvas(true, true); }"""
 _TEXTS = """() => app.graph._nodes.map((node) =>
     [node.type, node.widgets?.find((widget) => widget.name === '$$node-text-preview')?.value])"""
 _PLAYING = """() => { const video = document.querySelector('video');

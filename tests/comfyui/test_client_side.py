@@ -114,3 +114,16 @@ def test_without_any_environment_the_remedy_is_the_install_command(
     with pytest.raises(Exception, match="No module named diffusers") as caught:
         module("comfy_h3.environment").find_python(tmp_path)
     assert str(tmp_path / "install.py") in caught.value.remedy
+
+
+async def test_a_missing_websockets_is_one_clear_error(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, messages = module("comfy_h3.client"), module("engine.contract.messages")
+    monkeypatch.setitem(sys.modules, "websockets.asyncio.client", None)
+
+    async def ignore(_: Any) -> None:
+        return
+
+    address = module("comfy_h3.address").Address("http://127.0.0.1:9")
+    with pytest.raises(Exception, match="websockets") as caught:
+        await client.Job(address, messages.Echo("echo"), {}, on_event=ignore).run()
+    assert "requirements.txt" in caught.value.remedy
