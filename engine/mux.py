@@ -8,8 +8,10 @@ Raises `JobError` ``job_failed`` from `add` or `close` when encoding or writing 
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +26,8 @@ from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTr
 from .contract import geometry
 from .contract.errors import JobError
 from .contract.messages import Warned
+
+logger = logging.getLogger(__name__)
 
 _VIDEO_OPTIONS = {"crf": "18", "preset": "fast"}
 _AUDIO_BIT_RATE = 192_000
@@ -119,18 +123,21 @@ class Mp4Writer:
             ) from self._error
 
     def _run(self) -> None:
+        chunks = self._incoming()
         try:
             with av.open(str(self._path), "w", format="mp4", options={"movflags": "+faststart"}) as container:
-                _Encoder(container, size=self._size, sound=self._sound).encode(self._next_chunk)
-        except (OSError, ValueError, RuntimeError, MemoryError) as error:
+                _Encoder(container, size=self._size, sound=self._sound).encode(chunks)
+        except Exception as error:
+            logger.exception("%s could not be written", self._path)
             self._error = error
-            while self._next_chunk() is not None:
+            for _ in chunks:
                 continue  # nobody may wait at a full queue for a thread that is gone
 
-    def _next_chunk(self) -> npt.NDArray[np.uint8] | None:
-        """Return the next chunk [f, H, W, 3], None at the end."""
-        chunk = self._chunks.get()
-        return None if self._aborted.is_set() else chunk
+    def _incoming(self) -> Iterator[npt.NDArray[np.uint8]]:
+        """Yield the chunks [f, H, W, 3] until the end, which stays the end; none once aborted."""
+        while (chunk := self._chunks.get()) is not None:
+            if not self._aborted.is_set():
+                yield chunk
 
 
 def _clean_sound(audio: torch.Tensor) -> npt.NDArray[np.float32]:
@@ -160,10 +167,10 @@ class _Encoder:
             )
             self._audio.bit_rate = _AUDIO_BIT_RATE
 
-    def encode(self, next_chunk: Any) -> None:
-        """Encode until ``next_chunk`` gives None."""
+    def encode(self, chunks: Iterable[npt.NDArray[np.uint8]]) -> None:
+        """Encode ``chunks`` of [f, H, W, 3], then what the two coders still hold."""
         count = 0
-        while (chunk := next_chunk()) is not None:
+        for chunk in chunks:
             for picture in chunk:
                 self._add_picture(picture, count)
                 count += 1

@@ -1,1 +1,1 @@
-"""Decoding in chunks and, later, tiles."""
+"""Decoding in chunks."""

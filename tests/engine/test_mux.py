@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 from engine.contract.errors import JobError
 from engine.mux import Mp4Writer, result_warnings
 
+ROOT = Path(__file__).resolve().parents[2]
 WIDTH, HEIGHT, FRAMES = 96, 64, 22
 SAMPLES = 37 * 800
 CLICK = 8_000
@@ -147,3 +150,39 @@ def test_values_that_are_no_numbers_are_told_and_good_ones_are_not() -> None:
     bad[1, 2, 3, 0] = float("nan")
     assert [warning.code for warning in result_warnings(frames=bad)] == ["nan_result"]
     assert result_warnings(frames=torch.rand(2, 4, 4, 3), audio=torch.rand(1, 2, 800)) == []
+
+
+_DISK_OF_EVERY_SIZE = """
+import faulthandler, resource, sys
+from pathlib import Path
+import torch
+from engine.contract.errors import JobError
+from engine.mux import Mp4Writer
+
+def write(path):
+    with Mp4Writer(path, width=64, height=64, audio=torch.rand(2, 29_600) - 0.5) as writer:
+        for _ in range(2):
+            writer.add(torch.randint(0, 256, (11, 64, 64, 3), dtype=torch.uint8))
+
+# A file that does not fit: the kernel refuses the write, as on a full disk.
+faulthandler.dump_traceback_later(60, exit=True)
+torch.manual_seed(0)
+write(path := Path(sys.argv[1]))
+whole = path.stat().st_size
+for part in (0, 1 / 4, 1 / 2, 3 / 4, 1):
+    torch.manual_seed(0)
+    limit = max(0, int(whole * part) - 1)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    try:
+        write(path)
+    except JobError as error:
+        print(error.code, path.exists())
+    else:
+        print("written", limit, whole)
+"""
+
+
+def test_a_disk_that_is_full_at_any_moment_fails_the_job_and_blocks_nobody(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _DISK_OF_EVERY_SIZE, str(tmp_path / "movie.mp4")]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90, check=False)
+    assert ended.stdout.splitlines() == ["job_failed False"] * 5, ended.stderr
