@@ -1,7 +1,6 @@
 """Where an engine listens, and small JSON questions to it (`/v1/health`, `/v1/info`). Knows nothing of ComfyUI.
 
-Raises `RequestError` for a URL that cannot be one, ``unauthorized`` and its kind as the engine answers them, and
-``connection_lost`` when nobody answers.
+Raises ``unauthorized`` and its kind as the engine answers them, and ``connection_lost`` when nobody answers.
 """
 
 from __future__ import annotations
@@ -46,35 +45,8 @@ class Address:
             return host == "localhost"
 
 
-def check_url(url: str) -> str:
-    """Return ``url`` as ``scheme://host[:port]``.
-
-    Raises:
-        RequestError: ``out_of_range`` when it is not an http(s) URL of a host.
-    """
-    remedy = "Use the address that the engine printed when it started, for example http://192.168.1.20:8190."
-    try:
-        parts = urlsplit(url.strip())
-        port = parts.port
-    except ValueError as error:
-        raise RequestError("out_of_range", f"Not a URL: {error}.", field="url", value=url, remedy=remedy) from error
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
-        raise RequestError(
-            "out_of_range", "An engine's URL is http://host:port.", field="url", value=url, remedy=remedy
-        )
-    if parts.username is not None:
-        raise RequestError(
-            "out_of_range",
-            "A URL in a workflow must not hold a secret.",
-            field="url",
-            remedy="Put the token into H3_ENGINE_TOKEN or into ComfyUI's settings.",
-        )
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return f"{parts.scheme}://{host}" + (f":{port}" if port else "")
-
-
-def get_json(address: Address, path: str) -> dict[str, Any]:
-    """Return the JSON object at ``path``. Blocks for at most 10 s.
+def get_json(address: Address, path: str, *, timeout: float = _TIMEOUT_SECONDS) -> dict[str, Any]:
+    """Return the JSON object at ``path``. Blocks for at most ``timeout`` seconds.
 
     Raises:
         EngineError: what the engine answered, or ``connection_lost``.
@@ -82,7 +54,7 @@ def get_json(address: Address, path: str) -> dict[str, Any]:
     request = urllib.request.Request(address.url + path, headers=address.headers)  # noqa: S310 (check_url)
     proxies = urllib.request.ProxyHandler({} if address.is_loopback else None)
     try:
-        with urllib.request.build_opener(proxies).open(request, timeout=_TIMEOUT_SECONDS) as answer:
+        with urllib.request.build_opener(proxies).open(request, timeout=timeout) as answer:
             return parse_json(answer.read())
     except urllib.error.HTTPError as error:
         raise refusal(error.code, error.read(), address) from error
@@ -114,8 +86,19 @@ def unreachable(address: Address, error: BaseException) -> EngineError:
     """Return the error for an engine that does not answer."""
     return EngineDeadError(
         "connection_lost",
-        f"The engine at {address.url} does not answer ({error}).",
+        f"The engine at {address.url} does not answer ({_reason(error)}).",
         field="url",
         value=address.url,
-        remedy="Start it there (h3-engine serve), or clear the URL to let this node start one.",
+        remedy="Start it there (h3-engine serve), or clear url in H3 Engine Connect to start one on this machine.",
     )
+
+
+def _reason(error: BaseException) -> str:
+    """Return why nobody answers, without the wrapping of the libraries."""
+    if isinstance(error, urllib.error.URLError) and isinstance(error.reason, BaseException):
+        error = error.reason
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return str(error) or type(error).__name__

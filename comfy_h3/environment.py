@@ -16,6 +16,11 @@ _NEEDED = "import aiohttp, av, yaml, diffusers.modular_pipelines.minimax_h3, tra
 _CHECK_SECONDS = 120
 
 
+def inherited_token() -> str | None:
+    """Return the token that a local engine finds in its environment, and asks for."""
+    return os.environ.get("H3_ENGINE_TOKEN") or None
+
+
 def find_python(pack: Path) -> str:
     """Return the path of a Python that can run ``python -m engine``. May take seconds: it tries the imports.
 

@@ -33,7 +33,7 @@ class NodeError(Exception):
         self.field = _input_of(error.field)
         self.log = str(error.details.get(_LOG, ""))
         lines = [error.message]
-        if self.field is not None:
+        if self.field is not None and error.value is not None:
             lines.append(f"{self.field} = {error.value!r}")
         if error.remedy:
             lines.append(error.remedy)

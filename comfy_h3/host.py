@@ -22,6 +22,7 @@ from server import PromptServer
 
 log = logging.getLogger(__name__)
 
+Interrupted: type[BaseException] = comfy.model_management.InterruptProcessingException
 _TOKEN_SETTING = "H3Engine.Token"
 _PROGRESS_SCALE = 1000
 _api = ComfyAPI()

@@ -4,6 +4,9 @@
 ready file. The engine stops when its stdin ends, so that it cannot outlive this process, however that ends. Its
 output goes to a log file whose end is in every error. Knows nothing of ComfyUI.
 
+A new engine takes the place of idle ones of other configurations on the same kind of device: two models rarely fit one
+accelerator. One that works on a job, or that a node waits for (`using`), stays.
+
 Raises `ConfigError` when no Python can run the engine, `EngineDeadError` when the engine exits.
 """
 
@@ -18,13 +21,16 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from ..engine.contract.errors import ConfigError, EngineDeadError, EngineError
-from .address import Address
-from .environment import find_python
+from .address import Address, get_json
+from .environment import find_python, inherited_token
 from .errors import with_log
 
 log = logging.getLogger(__name__)
@@ -54,6 +60,11 @@ class EngineSpec:
     device: str = "auto"
     dtype: str = "auto"
 
+    @property
+    def model_name(self) -> str:
+        """What a person calls the model."""
+        return Path(self.model).name
+
 
 class LocalEngine:
     """A local engine from its start to its end.
@@ -61,12 +72,14 @@ class LocalEngine:
     Args:
         spec: what to start.
         home: folder for the log and the demo checkpoint.
+        beside: engines on the same kind of device that could not be stopped for this one.
     """
 
-    def __init__(self, spec: EngineSpec, home: Path) -> None:
+    def __init__(self, spec: EngineSpec, home: Path, *, beside: tuple[LocalEngine, ...] = ()) -> None:
         self.spec = spec
+        self.beside = tuple(engine.spec for engine in beside)
         self._home = home
-        self._log = home / f"engine-{hashlib.sha256(repr(spec).encode()).hexdigest()[:12]}.log"
+        self.log = home / f"engine-{hashlib.sha256(repr(spec).encode()).hexdigest()[:12]}.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._address: Address | None = None
         self._error: EngineError | None = None
@@ -94,7 +107,7 @@ class LocalEngine:
         error = EngineDeadError(
             "connection_lost",
             f"The local engine ended (exit status {self._process.returncode}).",
-            remedy=f"Run again: it is started anew. Its whole log is {self._log}.",
+            remedy=f"Run again: it is started anew. Its whole log is {self.log}.",
         )
         return with_log(error, self._log_tail())
 
@@ -103,14 +116,29 @@ class LocalEngine:
         """Whether it runs or is on its way; a failed or ended one is replaced at the next use."""
         return self._error is None and self.exited() is None
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether it works on a job, be it this process's or another client's. Asks it: blocks for seconds at worst."""
+        if self._address is None or not self.is_usable:
+            return False
+        try:
+            return get_json(self._address, "/v1/health").get("status") == "busy"
+        except EngineError:
+            return False
+
+    def end(self) -> None:
+        """Tell it to stop, by the end of its stdin."""
+        self._stopping.set()
+        if self._process is not None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+
     def stop(self) -> None:
         """Stop it in order: end its stdin, wait, then kill."""
-        self._stopping.set()
+        self.end()
         process = self._process
-        if process is None or process.poll() is not None:
+        if process is None:
             return
-        assert process.stdin is not None
-        process.stdin.close()
         try:
             process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -122,7 +150,7 @@ class LocalEngine:
         try:
             self._home.mkdir(parents=True, exist_ok=True)
             python = find_python(PACK)
-            with tempfile.TemporaryDirectory(prefix="h3-engine-") as folder, self._log.open("wb") as output:
+            with tempfile.TemporaryDirectory(prefix="h3-engine-") as folder, self.log.open("wb") as output:
                 ready = Path(folder) / "ready.json"
                 model = self._demo(python, output) if self.spec.model == DEMO else self.spec.model
                 if not self._stopping.is_set():
@@ -156,20 +184,22 @@ class LocalEngine:
         assert self._process is not None
         end = time.monotonic() + _READY_SECONDS
         while not ready.exists():
+            if self._stopping.is_set():
+                self.stop()
             if self._process.poll() is not None:
                 raise self._start_error("The local engine did not start.")
             if time.monotonic() > end:
                 self.stop()
                 raise self._start_error(f"The local engine did not answer within {_READY_SECONDS:g} s.")
             time.sleep(0.05)
-        return Address(json.loads(ready.read_text())["url"])
+        return Address(json.loads(ready.read_text())["url"], inherited_token())
 
     def _start_error(self, message: str) -> EngineError:
-        error = ConfigError("start_failed", message, remedy=f"Its whole log is {self._log}.")
+        error = ConfigError("start_failed", message, remedy=f"Its whole log is {self.log}.")
         return with_log(error, self._log_tail())
 
     def _log_tail(self) -> str:
-        with self._log.open("rb") as file:
+        with self.log.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - _LOG_TAIL_BYTES))
             return file.read().decode(errors="replace").strip()
@@ -183,11 +213,14 @@ def _popen(command: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
 
 
 _engines: dict[EngineSpec, LocalEngine] = {}
+_users: Counter[EngineSpec] = Counter()
 _lock = threading.Lock()
 
 
 def engine_for(spec: EngineSpec, home: Path) -> tuple[LocalEngine, bool]:
     """Return the running (or starting) engine of ``spec``, and whether it was started just now.
+
+    Blocks while idle engines make room for a new one.
 
     Raises:
         ConfigError: where a local engine cannot run.
@@ -203,13 +236,43 @@ def engine_for(spec: EngineSpec, home: Path) -> tuple[LocalEngine, bool]:
         engine = _engines.get(spec)
         if engine is not None and engine.is_usable:
             return engine, False
-        engine = _engines[spec] = LocalEngine(spec, home)
+        engine = _engines[spec] = LocalEngine(spec, home, beside=_make_room(spec))
         return engine, True
 
 
-def stop_all() -> None:
-    """Stop every local engine."""
+@contextmanager
+def using(spec: EngineSpec) -> Iterator[None]:
+    """Keep the engine of ``spec`` from being stopped to make room."""
     with _lock:
+        _users[spec] += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users[spec] -= 1
+
+
+def _make_room(spec: EngineSpec) -> tuple[LocalEngine, ...]:
+    """Stop the idle engines on the same kind of device as ``spec``; return those that are not idle."""
+    rivals = [engine for other, engine in _engines.items() if _kind(other) == _kind(spec) and engine.is_usable]
+    busy = tuple(engine for engine in rivals if _users[engine.spec] > 0 or engine.is_busy)
+    for engine in [engine for engine in rivals if engine not in busy]:
+        log.info("stopping the idle engine of %s to make room", engine.spec.model)
+        engine.stop()
+        del _engines[engine.spec]
+    return busy
+
+
+def _kind(spec: EngineSpec) -> str:
+    # The names of accelerators, "auto" included, all mean the one kind that a machine has.
+    return "cpu" if spec.device == "cpu" else "accelerator"
+
+
+def stop_all() -> None:
+    """Stop every local engine, all at the same time."""
+    with _lock:
+        for engine in _engines.values():
+            engine.end()
         for engine in _engines.values():
             engine.stop()
         _engines.clear()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..engine.contract.messages import Event, Queued, StageStarted, Step
+from ..engine.contract.words import bytes_in_words
 
 _STAGES = {
     "encode_prompt": "Encoding the prompt",
@@ -19,7 +20,6 @@ _REASONS = {
     "restarting": "the engine is restarting",
 }
 """Reason of `Queued` → words; with any other one the job starts at once and nothing is shown."""
-_GB = 1e9
 
 
 def loading_text(health: Mapping[str, Any]) -> str:
@@ -29,7 +29,8 @@ def loading_text(health: Mapping[str, Any]) -> str:
     if not total:
         return "The engine is restarting" if health.get("status") == "restarting" else "The engine is loading"
     done = progress.get("bytes_done") or 0
-    return f"Loading {progress.get('component')}: {done / _GB:.2f} of {total / _GB:.2f} GB ({done / total:.0%})"
+    amount = f"{bytes_in_words(done)} of {bytes_in_words(total)}"
+    return f"Loading {progress.get('component')}: {amount} ({done / total:.0%})"
 
 
 def event_text(event: Event) -> str | None:

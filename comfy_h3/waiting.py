@@ -18,7 +18,7 @@ from ..engine.contract.messages import Event, Request, StageFinished, StageStart
 from . import host
 from .address import Address, get_json
 from .client import Job, Result
-from .launcher import EngineSpec, LocalEngine, engine_for
+from .launcher import EngineSpec, LocalEngine, engine_for, using
 from .texts import event_text, loading_text
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,8 @@ async def ready_engine(spec: EngineSpec) -> ReadyEngine:
     Raises:
         EngineError: when it does not start, cannot be reached, or is dead.
     """
-    return await _interruptible(_ready(spec, host.NodeDisplay()))
+    with using(spec):
+        return await _interruptible(_ready(spec, _Shown(host.NodeDisplay())))
 
 
 async def run_job(
@@ -62,7 +63,8 @@ async def run_job(
     shown = _Shown(host.NodeDisplay())
     for note in notes:
         shown.note(note)
-    return await _interruptible(_run(spec, request, parts or {}, shown))
+    with using(spec):
+        return await _interruptible(_run(spec, request, parts or {}, shown))
 
 
 async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
@@ -78,10 +80,10 @@ async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait({task})
 
 
-async def _ready(spec: EngineSpec, display: host.NodeDisplay) -> ReadyEngine:
+async def _ready(spec: EngineSpec, shown: _Shown) -> ReadyEngine:
     while True:
-        local = None if spec.url else _local(spec)
-        address = await _address(spec, local, display)
+        local = None if spec.url else await _local(spec, shown)
+        address = await _address(spec, local, shown)
         health = await _ask(address, "/v1/health", local)
         status = health.get("status")
         if status in ("ready", "busy"):
@@ -89,23 +91,26 @@ async def _ready(spec: EngineSpec, display: host.NodeDisplay) -> ReadyEngine:
             return ReadyEngine(address, _facts(info), local)
         if status == "dead":
             await _bury(address, local, str(health.get("reason") or "unknown"))
-        display.text(loading_text(health))
+        shown.text(loading_text(health))
         await asyncio.sleep(_POLL_SECONDS)
 
 
-def _local(spec: EngineSpec) -> LocalEngine:
-    engine, is_new = engine_for(spec, host.engine_home())
-    if is_new and spec.device != "cpu":
-        host.unload_models()
+async def _local(spec: EngineSpec, shown: _Shown) -> LocalEngine:
+    engine, is_new = await asyncio.to_thread(engine_for, spec, host.engine_home())
+    if is_new:
+        for other in engine.beside:
+            shown.note(f"the engine of {other.model_name} still works on a job and stays loaded beside this one.")
+        if spec.device != "cpu":
+            host.unload_models()
     return engine
 
 
-async def _address(spec: EngineSpec, local: LocalEngine | None, display: host.NodeDisplay) -> Address:
+async def _address(spec: EngineSpec, local: LocalEngine | None, shown: _Shown) -> Address:
     if local is None:
         return Address(spec.url, host.token())
     address = local.address()
     while address is None:
-        display.text("Starting the engine")
+        shown.text("Starting the engine")
         await asyncio.sleep(_POLL_SECONDS)
         address = local.address()
     return address
@@ -137,9 +142,14 @@ def _facts(info: Mapping[str, Any]) -> ModelFacts:
 
 
 async def _run(spec: EngineSpec, request: Request, parts: Mapping[str, bytes], shown: _Shown) -> Result:
-    engine = await _ready(spec, shown.display)
+    engine = await _ready(spec, shown)
     job = Job(engine.address, request, parts, on_event=shown.take, given_up=lambda: _exited(engine.local))
-    result = await job.run()
+    try:
+        result = await job.run()
+    except EngineError as error:
+        if engine.local is not None and error.code == "rank_lost":
+            error.remedy = f"{error.remedy or ''} The engine's log is {engine.local.log}.".lstrip()
+        raise
     await shown.display.progress(1.0)
     shown.text(f"Done in {result.seconds:.1f} s")
     return result

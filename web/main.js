@@ -8,7 +8,7 @@ app.registerExtension({
       id: "H3Engine.Token",
       category: ["MiniMax H3 Engine", "Engine", "Token"],
       name: "Token of the engine",
-      tooltip: "Sent to engines that are attached by URL. The variable H3_ENGINE_TOKEN goes before it.",
+      tooltip: "Sent to engines that are attached by their URL. Not used while the variable H3_ENGINE_TOKEN is set.",
       type: "text",
       defaultValue: "",
       attrs: { type: "password", autocomplete: "off" },

@@ -11,10 +11,9 @@ from ...engine.contract.errors import RequestError
 from ...engine.contract.geometry import FPS, SAMPLE_RATE
 from ...engine.contract.messages import Decode
 from ..convert import latent_to_part, piece_to_audio, pieces_to_images
-from ..errors import node_errors
 from ..launcher import EngineSpec
 from ..waiting import run_job
-from .common import engine_input, schema
+from .common import engine_input, node_errors, schema
 
 _PRECISIONS = ("uint8", "float32")
 
@@ -80,7 +79,7 @@ class H3EngineDecodeToVideo(io.ComfyNode):  # type: ignore[misc]
         """Return the node's inputs and outputs."""
         return schema(
             node_id="H3EngineDecodeToVideo",
-            display_name="H3 Engine Decode To Video",
+            display_name="H3 Engine Decode to Video",
             description=f"Decodes to a finished video with sound: MP4, H.264 at {FPS} frames per second, AAC stereo. "
             "Needs far less memory than decoding to images.",
             inputs=[engine_input(), _latent_input()],

@@ -7,10 +7,9 @@ from comfy_api.latest import io
 from ...engine.contract.errors import RequestError
 from ...engine.contract.messages import EncodePrompt
 from ..convert import part_to_conditioning
-from ..errors import node_errors
 from ..launcher import EngineSpec
 from ..waiting import run_job
-from .common import engine_input, schema
+from .common import engine_input, node_errors, schema
 
 
 class H3EngineTextEncode(io.ComfyNode):  # type: ignore[misc]

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
 from comfy_api.latest import io
 
-from ...engine.contract.errors import ConfigError, RequestError
+from ...engine.contract.errors import ConfigError, EngineError, RequestError
+from ...engine.contract.urls import check_url
 from .. import host
-from ..address import check_url
-from ..errors import node_errors
+from ..address import Address, get_json
 from ..launcher import DEMO, EngineSpec
-from .common import Engine, known_keywords, schema
+from .common import Engine, known_keywords, node_errors, schema
 
 _DEVICES = ["auto", "cpu", "cuda", "xpu", "npu"]
 _DTYPES = ["auto", "bf16", "fp32"]
 _DEMO_RANKS = 2
 _MAX_RANKS = 64
+_ASK_SECONDS = 2.0
 
 
 class H3EngineConnect(io.ComfyNode):  # type: ignore[misc]
@@ -82,7 +84,7 @@ class H3EngineConnect(io.ComfyNode):  # type: ignore[misc]
         )
 
     @classmethod
-    def execute(
+    async def execute(
         cls,
         *,
         model: str,
@@ -95,7 +97,7 @@ class H3EngineConnect(io.ComfyNode):  # type: ignore[misc]
         """Return the engine's description."""
         with node_errors():
             if url.strip():
-                return io.NodeOutput(EngineSpec(url=check_url(url)))
+                return io.NodeOutput(await _attached(check_url(url)))
             _check_choice("device", device, _DEVICES)
             _check_choice("dtype", dtype, _DTYPES)
             if not 0 <= ranks <= _MAX_RANKS:
@@ -106,12 +108,26 @@ class H3EngineConnect(io.ComfyNode):  # type: ignore[misc]
                     value=ranks,
                     remedy="Use 0 for all GPUs.",
                 )
-            spec = EngineSpec(model=_find_model(model, model_path.strip()), ranks=ranks, device=device, dtype=dtype)
+            spec = EngineSpec(model=_find_model(model, _unquoted(model_path)), ranks=ranks, device=device, dtype=dtype)
         if spec.model == DEMO:
             host.NodeDisplay().text("demo: a tiny random model, it shows noise")
             # Two ranks cannot share one GPU, and the demo needs none.
             spec = replace(spec, ranks=ranks or _DEMO_RANKS, device="cpu" if device == "auto" else device)
+        else:
+            host.NodeDisplay().text(f"Model: {spec.model_name}")
         return io.NodeOutput(spec)
+
+
+async def _attached(url: str) -> EngineSpec:
+    """Return the engine at ``url``, which need not answer yet; say its model where it does."""
+    try:
+        info = await asyncio.to_thread(get_json, Address(url, host.token()), "/v1/info", timeout=_ASK_SECONDS)
+        model = f" ({info['model']['name']})" if "model" in info else ""
+    except EngineError:
+        # The node that uses the engine waits for it, and says what is wrong.
+        model = ""
+    host.NodeDisplay().text(f"Engine at {url}{model}")
+    return EngineSpec(url=url)
 
 
 def _check_choice(name: str, value: str, choices: list[str]) -> None:
@@ -125,10 +141,24 @@ def _check_choice(name: str, value: str, choices: list[str]) -> None:
         )
 
 
+def _unquoted(text: str) -> str:
+    """Return ``text`` without the quotes that file managers put around a copied path."""
+    text = text.strip()
+    return text[1:-1].strip() if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
+
+
 def _find_model(name: str, path: str) -> str:
     """Return `DEMO` or the checkpoint's folder."""
     if path:
         folder = Path(path).expanduser()
+        if not folder.is_dir():
+            raise ConfigError(
+                "checkpoint_missing",
+                "There is no such folder on this machine.",
+                field="model_path",
+                value=path,
+                remedy="Give the folder that holds modular_model_index.json, or clear model_path and choose a model.",
+            )
         if not (folder / "modular_model_index.json").is_file():
             raise ConfigError(
                 "checkpoint_missing",

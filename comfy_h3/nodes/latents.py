@@ -8,8 +8,7 @@ from comfy_api.latest import io
 from ...engine.contract import geometry
 from ...engine.contract.limits import DEFAULT_SECONDS, ModelFacts
 from .. import host
-from ..errors import node_errors
-from .common import schema
+from .common import node_errors, schema
 
 _RELEASED = ModelFacts()
 _MULTIPLE = _RELEASED.canvas_multiple

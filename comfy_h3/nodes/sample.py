@@ -11,10 +11,9 @@ from ...engine.contract.limits import DEFAULT_STEPS, MAX_SEED, MAX_STEPS
 from ...engine.contract.messages import Denoise
 from .. import host
 from ..convert import conditioning_to_part, latent_streams, part_to_streams, whole_frames
-from ..errors import node_errors
 from ..launcher import EngineSpec
 from ..waiting import ready_engine, run_job
-from .common import engine_input, schema
+from .common import engine_input, node_errors, schema
 
 
 class H3EngineSampler(io.ComfyNode):  # type: ignore[misc]
@@ -36,7 +35,8 @@ class H3EngineSampler(io.ComfyNode):  # type: ignore[misc]
                     default=DEFAULT_STEPS,
                     min=1,
                     max=MAX_STEPS,
-                    tooltip="Forwards of the model; 30 to 50 are usual. (diffusers counts one more.)",
+                    tooltip="How many times the model runs (forwards); 30 to 50 are usual, more is slower. "
+                    "(diffusers counts one more.)",
                 ),
                 io.Int.Input(
                     "seed",

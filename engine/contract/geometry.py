@@ -48,7 +48,7 @@ def frames_of_seconds(seconds: float, *, path: str = "") -> int:
     """Return the pixel frames (not yet snapped) nearest to ``seconds`` at 24 fps.
 
     Raises:
-        RequestError: ``out_of_range`` when ``seconds`` is NaN, infinite, absurdly long, zero or negative.
+        RequestError: ``out_of_range`` when ``seconds`` is NaN, infinite, absurdly long, or comes to less than 5 frames.
     """
     if not 0 < seconds <= _MAX_SECONDS:
         raise RequestError(
@@ -58,7 +58,16 @@ def frames_of_seconds(seconds: float, *, path: str = "") -> int:
             value=seconds,
             remedy="Ask for 5 to 15 seconds.",
         )
-    return round(seconds * FPS)
+    frames = round(seconds * FPS)
+    if frames < MIN_FRAMES:
+        raise RequestError(
+            "out_of_range",
+            f"A video lasts at least {MIN_FRAMES / FPS:.2f} s ({MIN_FRAMES} frames).",
+            field=f"{path}seconds",
+            value=seconds,
+            remedy=f"Ask for {MIN_FRAMES / FPS:.2f} s or more; the model was trained on about 4 to 15 s.",
+        )
+    return frames
 
 
 def latent_frames(frames: int) -> int:

@@ -42,11 +42,21 @@ CASES = {
     "a wrong model path": (
         make_t2va(connect__model_path="/nowhere"),
         "connect",
-        ("modular_model_index.json", "/nowhere"),
+        ("no such folder", "/nowhere"),
     ),
+    "a folder without a checkpoint": (
+        make_t2va(connect__model_path=' "/tmp" '),
+        "connect",
+        ("modular_model_index.json", "model_path = '/tmp'"),
+    ),
+    "less than five frames": (make_t2va(latent__seconds=0.1), "latent", ("0.21 s", "seconds = 0.1")),
     "an unknown device": (make_t2va(connect__device="tpu"), "connect", ("device = 'tpu'", "auto")),
-    "a URL that is none": (make_t2va(connect__url="localhost:8190"), "connect", ("http://host:port",)),
-    "an engine that is not there": (make_t2va(connect__url="http://127.0.0.1:9"), "encode", ("does not answer", "url")),
+    "a URL that is none": (make_t2va(connect__url="ftp://localhost:8190"), "connect", ("http://host:port",)),
+    "an engine that is not there": (
+        make_t2va(connect__url="http://127.0.0.1:9"),
+        "encode",
+        ("does not answer (connection refused)", "url"),
+    ),
 }
 
 
@@ -61,6 +71,7 @@ async def test_a_bad_input_gives_a_readable_error_on_its_node(comfyui: ComfyUI, 
     for word in words:
         assert word in run.error
     assert error["exception_type"].endswith("NodeError")
+    assert run.texts(node)[-1] == "Failed"
 
 
 @pytest.mark.parametrize(

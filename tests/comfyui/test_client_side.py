@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import socket
 import sys
+import urllib.error
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,19 +23,22 @@ def module(h3pack: ModuleType) -> Any:
     [
         ("http://127.0.0.1:8190", "http://127.0.0.1:8190"),
         (" https://gpu.example/ ", "https://gpu.example"),
+        ("localhost:8190", "http://localhost:8190"),
+        ("gpu.example", "http://gpu.example"),
         ("http://[::1]:8190", "http://[::1]:8190"),
     ],
 )
 def test_a_url_is_reduced_to_its_host(module: Any, url: str, checked: str) -> None:
-    assert module("comfy_h3.address").check_url(url) == checked
+    assert module("engine.contract.urls").check_url(url) == checked
 
 
 @pytest.mark.parametrize(
-    "url", ["localhost:8190", "ftp://host", "http://", "http://host:port", "http://host/path", "http://u:p@host"]
+    "url",
+    ["localhost:port", "a host", "ftp://host", "http://", "http://host:port", "http://host/path", "http://u:p@host"],
 )
 def test_what_is_not_an_engine_url_is_refused(module: Any, url: str) -> None:
     with pytest.raises(Exception, match=r"URL") as caught:
-        module("comfy_h3.address").check_url(url)
+        module("engine.contract.urls").check_url(url)
     assert caught.value.field == "url"
     assert caught.value.remedy
 
@@ -47,6 +52,29 @@ def test_an_engine_that_does_not_answer_is_named(module: Any) -> None:
     with pytest.raises(Exception, match=r"127\.0\.0\.1:9") as caught:
         address.get_json(address.Address("http://127.0.0.1:9"), "/v1/health")
     assert caught.value.code == "connection_lost"
+    assert caught.value.message == "The engine at http://127.0.0.1:9 does not answer (connection refused)."
+    assert "clear url in H3 Engine Connect" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (urllib.error.URLError(TimeoutError("timed out")), "no answer in time"),
+        (urllib.error.URLError(socket.gaierror(-2, "Name or service not known")), "name or service not known"),
+        (TimeoutError(), "no answer in time"),
+        (ConnectionResetError("the engine closed the connection"), "the engine closed the connection"),
+        (OSError(), "OSError"),
+    ],
+)
+def test_why_nobody_answers_is_told_in_plain_words(module: Any, error: OSError, words: str) -> None:
+    address = module("comfy_h3.address")
+    assert f"({words})" in address.unreachable(address.Address("http://h:1"), error).message
+
+
+def test_a_node_error_without_a_value_shows_no_empty_input(module: Any) -> None:
+    errors, contract = module("comfy_h3.errors"), module("engine.contract.errors")
+    error = contract.RequestError("unauthorized", "The token is missing.", field="Authorization", remedy="Set it.")
+    assert str(errors.NodeError(error)) == "The token is missing.\nSet it."
 
 
 def test_a_node_error_names_the_input_the_value_and_the_remedy(module: Any) -> None:
@@ -72,7 +100,12 @@ def test_what_is_not_the_contracts_passes_through(module: Any) -> None:
 
 def test_loading_shows_component_and_bytes(module: Any) -> None:
     health = {"status": "loading", "progress": {"component": "vae", "bytes_done": 5e9, "bytes_total": 20e9}}
-    assert module("comfy_h3.texts").loading_text(health) == "Loading vae: 5.00 of 20.00 GB (25%)"
+    assert module("comfy_h3.texts").loading_text(health) == "Loading vae: 5.0 GB of 20.0 GB (25%)"
+
+
+def test_loading_a_small_model_shows_smaller_units(module: Any) -> None:
+    health = {"status": "loading", "progress": {"component": "vae", "bytes_done": 98_300, "bytes_total": 4e6}}
+    assert module("comfy_h3.texts").loading_text(health) == "Loading vae: 98.3 kB of 4.0 MB (2%)"
 
 
 def test_a_step_shows_what_is_left(module: Any) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,6 +75,58 @@ async def test_one_engine_can_be_attached_to_by_url(comfyui: ComfyUI) -> None:
     run = await run_prompt(comfyui, make_t2va(connect__url=comfyui.engine_url(), sample__seed=23))
     assert run.of("execution_success"), run.of("execution_error")
     assert comfyui.engine_pids() == [pid]
+    assert re.fullmatch(rf"Engine at {comfyui.engine_url()} \(demo-\w+\)", run.texts("connect")[-1])
+
+
+async def test_a_checkpoint_is_named_on_the_node(comfyui: ComfyUI, tiny_checkpoint: Path) -> None:
+    run = await run_prompt(comfyui, make_t2va(connect__model_path=str(tiny_checkpoint), connect__device="tpu"))
+    assert run.texts("connect") == ["Failed"]
+    prompt = make_t2va(connect__model_path=f"'{tiny_checkpoint}'", connect__device="cpu", connect__ranks=1)
+    run = await run_prompt(comfyui, prompt)
+    assert run.texts("connect") == [f"Model: {tiny_checkpoint.name}"]
+    assert run.of("execution_success"), run.of("execution_error")
+    assert len(comfyui.engine_pids()) == 1, "the idle demo engine made room"
+    await run_prompt(comfyui, make_t2va(sample__seed=24))
+
+
+def _post(url: str, request: dict[str, Any]) -> str:
+    body = urllib.request.Request(url, json.dumps(request).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(body, timeout=10) as answer:
+        return str(json.loads(answer.read())["job_id"])
+
+
+async def test_a_new_engine_takes_the_place_of_idle_ones_and_not_of_one_that_works(comfyui: ComfyUI) -> None:
+    await run_prompt(comfyui, make_t2va(sample__seed=25))
+    (first,) = comfyui.engine_pids()
+    url = comfyui.engine_url()
+    long = {"prompt": "A long job of another client.", "seconds": 1, "width": 64, "height": 64, "steps": 1000}
+    job = _post(url + "/v1/generate", long)
+    beside = await run_prompt(comfyui, make_t2va(connect__dtype="fp32", connect__ranks=1))
+    assert beside.of("execution_success"), beside.of("execution_error")
+    assert len(comfyui.engine_pids()) == 2
+    assert first in comfyui.engine_pids()
+    assert "demo still works on a job" in beside.texts("encode")[-1]
+    urllib.request.urlopen(urllib.request.Request(f"{url}/v1/jobs/{job}", method="DELETE"), timeout=10).close()
+    again = await run_prompt(comfyui, make_t2va(connect__dtype="bf16", connect__ranks=1))
+    assert again.of("execution_success"), again.of("execution_error")
+    (third,) = comfyui.engine_pids()
+    assert third != first
+    assert not any("still works" in text for text in again.texts("encode"))
+    await run_prompt(comfyui, make_t2va(sample__seed=26))
+    assert third not in comfyui.engine_pids()
+
+
+async def test_an_engine_of_a_comfyui_with_a_token_asks_for_it_and_gets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("H3_ENGINE_TOKEN", "a-token-of-some-length")
+    server = ComfyUI(tmp_path / "base")
+    try:
+        server.wait_until_ready()
+        run = await run_prompt(server, make_t2va())
+        assert run.of("execution_success"), run.of("execution_error")
+    finally:
+        server.stop()
 
 
 async def _interrupt_the_start(server: ComfyUI) -> None:

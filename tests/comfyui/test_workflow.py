@@ -108,6 +108,7 @@ async def test_interrupt_stops_within_a_step_and_the_next_prompt_runs(comfyui: C
     assert time.monotonic() - stopped_at[0] < 3
     last = max(int(text.split("step ")[1].split(" ")[0]) for text in run.texts("sample") if "step " in text)
     assert last < LONG_STEPS // 2
+    assert run.texts("sample")[-1] == "Cancelled"
     with urllib.request.urlopen(comfyui.engine_url() + "/v1/jobs", timeout=5) as answer:
         newest = json.loads(answer.read())["jobs"][-1]
     assert newest["state"] in ("cancelled", "running"), newest

@@ -56,6 +56,13 @@ def test_a_duration_that_is_not_a_positive_number_is_refused(seconds: float) -> 
     assert (caught.value.code, caught.value.field) == ("out_of_range", "seconds")
 
 
+def test_a_duration_of_too_few_frames_is_refused_in_seconds() -> None:
+    with pytest.raises(RequestError, match=r"0\.21 s") as caught:
+        geometry.frames_of_seconds(0.1, path="request.")
+    assert (caught.value.field, caught.value.value) == ("request.seconds", 0.1)
+    assert geometry.frames_of_seconds(0.21) == geometry.MIN_FRAMES
+
+
 @pytest.mark.parametrize(("frames", "latents"), [(5, 2), (22, 7), (39, 12), (124, 37), (243, 72), (362, 107)])
 def test_latent_frames_are_5n_plus_2_and_invert(frames: int, latents: int) -> None:
     assert geometry.latent_frames(frames) == latents
