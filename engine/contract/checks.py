@@ -72,7 +72,7 @@ def check_request(
         return _check_latents(request, headers["latents"], facts, limits)
     if isinstance(request, Generate):
         _check_prompt(request.prompt)
-        return _check_sampling(_resolve_generate(request, facts), facts, limits)
+        return _check_sampling(_resolve_generate(request, facts, limits), facts, limits)
     assert isinstance(request, Echo)
     return Plan(request)
 
@@ -109,7 +109,7 @@ def _check_prompt(prompt: str) -> None:
         )
 
 
-def _resolve_generate(request: Generate, facts: ModelFacts) -> Generate:
+def _resolve_generate(request: Generate, facts: ModelFacts, limits: Limits) -> Generate:
     if request.seconds is not None and request.frames is not None:
         raise RequestError(
             "out_of_range",
@@ -135,9 +135,9 @@ def _resolve_generate(request: Generate, facts: ModelFacts) -> Generate:
         )
     frames = request.frames
     if frames is None:
-        frames = geometry.frames_of_seconds(
-            DEFAULT_SECONDS if request.seconds is None else request.seconds, path="request."
-        )
+        seconds = DEFAULT_SECONDS if request.seconds is None else request.seconds
+        frames = geometry.frames_of_seconds(seconds, path="request.")
+        check_length(geometry.snap_frames(frames), limits, seconds=seconds)
     return dataclasses.replace(request, width=width, height=height, frames=frames, seconds=None)
 
 
@@ -170,8 +170,11 @@ def _check_sampling(request: Denoise | Generate, facts: ModelFacts, limits: Limi
     )
 
 
-def check_length(frames: int, limits: Limits) -> None:
+def check_length(frames: int, limits: Limits, *, seconds: float | None = None) -> None:
     """Check a snapped frame count against the operator's longest video.
+
+    Args:
+        seconds: what the caller asked for, when that was a duration.
 
     Raises:
         RequestError: ``out_of_range``.
@@ -181,9 +184,10 @@ def check_length(frames: int, limits: Limits) -> None:
         raise RequestError(
             "out_of_range",
             f"{frames} frames are {frames / geometry.FPS:.1f} s; this engine makes at most {limits.max_seconds:g} s.",
-            field="request.frames",
-            value=frames,
-            remedy=f"Ask for {limits.max_seconds:g} s or less, or raise --max-seconds.",
+            field="request.frames" if seconds is None else "request.seconds",
+            value=frames if seconds is None else seconds,
+            remedy=f"Ask for {limits.max_seconds:g} s or less, or start the engine (h3-engine serve) with a higher "
+            "--max-seconds.",
         )
 
 
