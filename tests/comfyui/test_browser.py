@@ -17,8 +17,14 @@ pytestmark = [pytest.mark.comfyui, pytest.mark.browser, pytest.mark.ranks]
 ARTIFACTS = ROOT / "artifacts"
 _LISTEN = """() => { window.seen = []; for (const kind of ['success', 'error', 'interrupted'])
     app.api.addEventListener('execution_' + kind, (event) => window.seen.push([kind, event.detail])); }"""
-_VIEW = """() => { app.canvas.ds.scale = 0.9; app.canvas.ds.offset = [40, 90];
-    app.graph.setDirtyCanvas(true, true); }"""
+_OUTSIDE = """([left, top, right, bottom]) => app.graph._nodes.filter((node) => {
+    const { scale, offset } = app.canvas.ds;
+    const [x, y, width, height] = node.getBounding();
+    const [x0, y0] = [(x + offset[0]) * scale, (y + offset[1]) * scale];
+    return x0 < left || y0 < top || x0 + width * scale > right || y0 + height * scale > bottom;
+}).map((node) => node.type)"""
+_FREE = [60, 125, 1590, 840]
+"""Left, top, right and bottom of what ComfyUI's bars leave of a page of 1600 x 900."""
 _TEXTS = """() => app.graph._nodes.map((node) =>
     [node.type, node.widgets?.find((widget) => widget.name === '$$node-text-preview')?.value])"""
 _PLAYING = """() => { const video = document.querySelector('video');
@@ -37,7 +43,6 @@ def _run(page: Page, workflow: dict[str, Any], picture: Path) -> None:
     page.evaluate("() => app.queuePrompt(0, 1)")
     page.wait_for_function("() => window.seen.length", timeout=120_000)
     assert page.evaluate("() => window.seen[0][0]") == "success", page.evaluate("() => window.seen[0][1]")
-    page.evaluate(_VIEW)
     page.wait_for_function("() => document.querySelector('video')", timeout=20_000)
     page.evaluate("() => document.querySelector('video').play()")
     duration = page.wait_for_function(_PLAYING, timeout=20_000).json_value()
@@ -61,6 +66,7 @@ def test_the_workflow_loads_runs_and_its_video_plays(
         missing = page.evaluate("() => app.graph._nodes.filter((node) => node.has_errors).map((node) => node.type)")
         texts = dict(page.evaluate(_TEXTS))
         assert missing == []
+        assert page.evaluate(_OUTSIDE, _FREE) == [], "the template opens with its whole graph in view"
         assert "Done in" in texts["H3EngineSampler"]
         assert errors == []
 
