@@ -22,6 +22,11 @@ from .stages.decode_video import to_uint8
 _SAMPLE_RATE = str(geometry.SAMPLE_RATE)
 
 
+def finite(values: torch.Tensor) -> torch.Tensor:
+    """Return ``values`` of any shape with 0, black or silence, where they are not numbers; the warning says so."""
+    return values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+
 class FrameSink(AbstractContextManager["FrameSink"]):
     """Takes the chunks of a decoded video.
 
@@ -33,8 +38,8 @@ class FrameSink(AbstractContextManager["FrameSink"]):
         """Start with the sound ``audio`` [1, 2, N] fp32; None on ranks that decode nothing."""
         self.frames = self.height = self.width = 0
         self._outputs = outputs
-        self._audio = audio
         self._warned: set[str] = set()
+        self._audio = None if audio is None else finite(audio)
         if audio is not None:
             self._warn(result_warnings(audio=audio))
 
@@ -42,7 +47,7 @@ class FrameSink(AbstractContextManager["FrameSink"]):
         """Take the next chunk [f, H, W, 3] fp32 in 0..1."""
         count, self.height, self.width, _ = frames.shape
         self._warn(result_warnings(frames=frames))
-        self._add(frames)
+        self._add(finite(frames))
         self.frames += count
 
     def facts(self) -> dict[str, Any]:
@@ -80,8 +85,8 @@ class TensorFrames(FrameSink):
         self._chunks = chunks
         self._index = 0
         self._convert: Callable[[torch.Tensor], torch.Tensor] = to_uint8 if dtype == "uint8" else torch.Tensor.float
-        if audio is not None:
-            outputs.tensors("audio", {"audio": audio}, metadata={"sample_rate": _SAMPLE_RATE})
+        if self._audio is not None:
+            outputs.tensors("audio", {"audio": self._audio}, metadata={"sample_rate": _SAMPLE_RATE})
 
     def _add(self, frames: torch.Tensor) -> None:
         last = self._index == self._chunks - 1

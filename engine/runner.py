@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from .contract.errors import EngineError, JobCancelled, JobError
+from .contract.errors import EngineError, JobCancelled, JobError, RequestError
 from .contract.messages import STAGES_OF, Decode, Denoise, Echo, EncodePrompt, Generate, Request, parse_request
 from .frames import FrameSink, Mp4Frames, TensorFrames
 from .models.bundle import Models
@@ -31,7 +31,7 @@ from .progress import Progress
 from .stages.base import Latents, PromptEmbeds, StageContext
 from .stages.decode_audio import decode_audio
 from .stages.decode_video import decode_video
-from .stages.denoise import denoise
+from .stages.denoise import check_conditioning, denoise
 from .stages.encode_prompt import encode_prompt
 from .vae.chunks import count_chunks
 
@@ -81,7 +81,7 @@ class JobRunner:
             return JobResult(None, facts)
         except Exception as error:
             if error is not agreement.outcome:
-                own = not isinstance(error, DataGroupError)
+                own = not isinstance(error, (DataGroupError, RequestError))
                 logger.error(
                     "job %s failed here in stage %s: %s", message["job_id"], progress.stage, error, exc_info=own
                 )
@@ -160,7 +160,9 @@ class _Job:
             return self._encode_prompt(request)
         if isinstance(request, Denoise):
             tensors = load_file(inputs["conditioning"])
-            self._denoise(PromptEmbeds(tensors["prompt_embeds"], tensors["token_tags"]), request)
+            embeds = PromptEmbeds(tensors["prompt_embeds"], tensors["token_tags"])
+            check_conditioning(embeds)
+            self._denoise(embeds, request)
             return {}
         if isinstance(request, Decode):
             tensors = load_file(inputs["latents"])

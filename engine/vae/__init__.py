@@ -1,1 +1,1 @@
-"""Decoding in chunks."""
+"""The VAE's decoding, in chunks."""

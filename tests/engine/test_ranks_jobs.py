@@ -86,6 +86,39 @@ def test_the_stages_one_by_one_give_the_same_as_generate(fleet: Fleet) -> None:
     assert lasts == [False, True]
 
 
+@pytest.mark.parametrize(("name", "value"), [("token_tags", 2), ("token_tags", -1), ("prompt_embeds", float("nan"))])
+def test_conditioning_with_values_that_no_model_reads_is_the_callers_fault(
+    fleet: Fleet, name: str, value: float
+) -> None:
+    tensors = load_file(fleet.run({"task": "encode_prompt", "prompt": "a red kite"}).outputs("conditioning")[0])
+    tensors[name].view(-1)[1] = value
+    path = fleet.folder / "conditioning.safetensors"
+    save_file(tensors, path)
+    sizes = {key: SMALL[key] for key in ("width", "height", "frames", "steps")}
+    ended = fleet.run({"task": "denoise", **sizes}, {"conditioning": path})
+    assert ended.error is not None
+    assert (ended.error["code"], ended.error["kind"]) == ("bad_tensor", "RequestError")
+    assert ended.error["field"] == f"parts.conditioning.{name}"
+    assert ended.error["remedy"]
+    assert_serves_the_next_job(fleet)
+
+
+@pytest.mark.parametrize("container", ["mp4", "tensors"])
+def test_latents_that_are_no_numbers_are_decoded_with_a_warning(fleet: Fleet, container: str) -> None:
+    latents = {"video": torch.randn(1, 24, 2, 4, 4), "audio": torch.randn(1, 32, 2, 8)}
+    for tensor in latents.values():
+        tensor.view(-1)[3] = float("nan")
+    path = fleet.folder / "latents.safetensors"
+    save_file(latents, path)
+    ended = fleet.run({"task": "decode", "container": container, "frame_dtype": "float32"}, {"latents": path})
+    assert ended.error is None
+    warnings = {event["code"] for event in ended.events("warning")}
+    assert "nan_result" in warnings
+    if container == "tensors":
+        for name in ("frames", "audio"):
+            assert load_file(ended.outputs(name)[0])[name].isfinite().all()
+
+
 def test_echo_gives_every_part_back_as_it_is(fleet: Fleet) -> None:
     tensors = {"x": torch.randn(1000, 1000), "flag": torch.tensor(True), "none": torch.zeros(0)}
     path = fleet.folder / "input.safetensors"
