@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 _LOOPBACK = "127.0.0.1"
 _SINGLE_HOST_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 _SHUTDOWN_SECONDS = 5
+"""A rank that has not obeyed SIGTERM by then is killed; the server waits longer before it kills the fleet."""
 _STEADY_SECONDS = 3600.0
 """Ranks that took longer than this to use up their restarts get new ones: the engine may run for months."""
 
@@ -113,6 +114,7 @@ def launch(options: RankOptions, *, store: TCPStore, nproc_per_node: int, max_re
         shutdown_timeout=_SHUTDOWN_SECONDS,
     )
     logger.info("launch %d: %d ranks, store at %s:%d", options.launch, nproc_per_node, _LOOPBACK, store.port)
+    options = dataclasses.replace(options, fleet=os.getpid())
     elastic_launch(config, sys.executable)("-m", f"{__package__}.worker", options.to_json())
 
 

@@ -22,6 +22,7 @@ class RankOptions:
         link: path of the controller's Unix socket.
         data_timeout: seconds that a collective of a job may wait for a peer.
         launch: 0, 1, …: counts the fleet's launches of its ranks (each has its own restarts).
+        fleet: process id of the fleet that launches them.
     """
 
     model: str
@@ -32,6 +33,7 @@ class RankOptions:
     link: str
     data_timeout: float
     launch: int = 0
+    fleet: int = 0
 
     def to_json(self) -> str:
         """Return one JSON argument."""

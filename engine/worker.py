@@ -1,12 +1,13 @@
 """One rank (``python -m engine.worker``, started by the fleet): loads its models, then runs job after job.
 
-Rank 0 is the relay: it alone speaks with the controller and hands commands to the others through the store, where idle
-ranks wait without sitting in a collective. Exit status: 0 when told to stop or when starting again would fail again
-(the controller was told why); anything else makes the fleet restart all ranks.
+Rank 0 is the relay: it alone speaks with the controller and hands commands to the others as private files; the store,
+where idle ranks wait without sitting in a collective, says when. Exit status: 0 when told to stop or when starting
+again would fail again (the controller was told why); anything else makes the fleet restart all ranks.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import logging
@@ -44,15 +45,54 @@ _STORE_TIMEOUT = timedelta(seconds=300)
 _PATIENCE = timedelta(days=1)
 """One wait for the next command; the store counts it in milliseconds, 32 bits wide."""
 _LOADING_INTERVAL = 0.2
+_PR_SET_PDEATHSIG = 1
 Command = dict[str, Any]
 
 
-class Relay:
-    """Rank 0's role: commands come over the link and go to the others through the store."""
+class Commands:
+    """How rank 0 hands its commands on: as files in the run folder, which is private.
 
-    def __init__(self, link: RankLink, store: Store) -> None:
-        self._link = link
+    The store is open to every user of the machine and only says that the next command is there.
+    """
+
+    def __init__(self, store: Store, folder: Path, *, generation: str) -> None:
         self._store = store
+        self._prefix = folder / f"command-{generation.replace('/', '-')}"
+
+    def publish(self, number: int, command: Command) -> None:
+        """Give the others command ``number``; all have read the ones before."""
+        path = self._path(number)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(command, file)
+        self._store.set(_command_key(number), "")
+        if number:
+            self._store.delete_key(_command_key(number - 1))
+            self._path(number - 1).unlink()
+
+    def wait_for(self, number: int) -> Command:
+        """Return command ``number`` once rank 0 has published it."""
+        while not self._arrived(_command_key(number)):
+            logger.info("idle for a day")
+        command: Command = json.loads(self._path(number).read_bytes())
+        return command
+
+    def _arrived(self, key: str) -> bool:
+        try:
+            self._store.wait([key], _PATIENCE)
+        except DistStoreError:
+            return False
+        return True
+
+    def _path(self, number: int) -> Path:
+        return self._prefix.with_name(f"{self._prefix.name}-{number}.json")
+
+
+class Relay:
+    """Rank 0's role: commands come over the link and are published for the others."""
+
+    def __init__(self, link: RankLink, published: Commands) -> None:
+        self._link = link
+        self._published = published
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._cancel = threading.Event()
         self._job_id: str | None = None
@@ -82,10 +122,8 @@ class Relay:
         number = 0
         while True:
             command = self._inbox.get()
-            self._store.set(_command_key(number), json.dumps(command))
-            if number:
-                # Every rank ended the previous job, so all have read its command.
-                self._store.delete_key(_command_key(number - 1))
+            # Every rank ended the previous job, so all have read its command.
+            self._published.publish(number, command)
             if command["op"] == "stop":
                 return
             yield command
@@ -122,10 +160,10 @@ class Relay:
 
 
 class Follower:
-    """The other ranks' role: commands come from the store, and nothing is told to anybody."""
+    """The other ranks' role: commands come from rank 0, and nothing is told to anybody."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, published: Commands) -> None:
+        self._published = published
 
     def start(self) -> None:
         """Nothing to read from."""
@@ -134,20 +172,11 @@ class Follower:
         """Yield jobs until told to stop."""
         number = 0
         while True:
-            while not self._arrived(_command_key(number)):
-                logger.info("idle for a day")
-            command: Command = json.loads(self._store.get(_command_key(number)))
+            command = self._published.wait_for(number)
             if command["op"] == "stop":
                 return
             yield command
             number += 1
-
-    def _arrived(self, key: str) -> bool:
-        try:
-            self._store.wait([key], _PATIENCE)
-        except DistStoreError:
-            return False
-        return True
 
     def cancelled(self) -> bool:
         """Rank 0 alone is asked."""
@@ -184,9 +213,15 @@ class Worker:
         self._common = connect_store()
         # Keys of ranks that died must not be met again, hence a prefix for each start.
         own = PrefixStore(generation, self._common)
-        self._role = Relay(RankLink(options.link), own) if rank == 0 else Follower(own)
+        published = Commands(own, Path(options.link).parent, generation=generation)
+        self._role = Relay(RankLink(options.link), published) if rank == 0 else Follower(published)
         self._mesh = Mesh(Layout(rank, world, options.ulysses_degree), PrefixStore(generation, connect_store()))
-        self._watchdog = Watchdog(self._mesh, PrefixStore(generation, connect_store()), silence=options.data_timeout)
+        self._watchdog = Watchdog(
+            self._mesh,
+            PrefixStore(generation, connect_store()),
+            silence=options.data_timeout,
+            cancelled=self._role.cancelled,
+        )
 
     def run(self) -> int:
         """Load, serve, leave; return the exit status."""
@@ -263,6 +298,20 @@ def kept_components(stages: tuple[str, ...], *, rank: int) -> frozenset[str]:
     return frozenset(needed if rank == 0 else needed & {"transformer"})
 
 
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ``parent`` dies: no thread of a stopped process would see it.
+
+    Raises:
+        OSError: the kernel refuses. ProcessLookupError: the parent is gone already.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    if os.getppid() != parent:
+        raise ProcessLookupError(f"the fleet (pid {parent}) is gone")
+
+
 def main() -> int:
     """Run one rank; return the exit status."""
     logging.basicConfig(
@@ -274,6 +323,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     options = RankOptions.from_json(sys.argv[1])
     try:
+        die_with(options.fleet)
         status = Worker(options).run()
     except Exception:
         logger.exception("this rank ends")

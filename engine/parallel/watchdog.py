@@ -1,9 +1,9 @@
 """A thread of each rank that sees what the rank's main thread, inside a collective or a kernel, cannot.
 
 It ends the process when the parent (the fleet) is gone, when the store (hosted by the fleet) is gone, or when another
-rank has not been heard of for the data timeout (stopped, not dead: a dead one is noticed by everybody at once). The
-fleet then restarts all ranks. When a rank announces that it failed, the others' unfinished data collectives are
-aborted, where the backend can.
+rank has not been heard of for the data timeout, half a minute where a cancellation waits for it (stopped, not dead: a
+dead one is noticed by everybody at once). The fleet then restarts all ranks. When a rank announces that it failed, the
+others' unfinished data collectives are aborted, where the backend can.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 
 from torch._C._distributed_c10d import Store
 
@@ -21,21 +22,25 @@ logger = logging.getLogger(__name__)
 
 _TICK = 0.25
 _BEAT = 1.0
+_CANCEL_SILENCE = 30.0
+"""Seconds of silence that a rank may keep while a cancellation waits for it."""
 EXIT_STATUS = 70
 
 
 class Watchdog:
     """Watches over one rank; `start` it once."""
 
-    def __init__(self, mesh: Mesh, store: Store, *, silence: float) -> None:
+    def __init__(self, mesh: Mesh, store: Store, *, silence: float, cancelled: Callable[[], bool]) -> None:
         """Watch with a connection of its own to the ``store``.
 
         Args:
             silence: seconds after which a rank that gives no sign of life counts as lost.
+            cancelled: whether this rank was asked to cancel the running job.
         """
         self._mesh = mesh
         self._store = store
         self._silence = silence
+        self._cancelled = cancelled
         self._parent = os.getppid()
         self._job: str | None = None
         self._last = {rank: ("", time.monotonic()) for rank in range(mesh.layout.world_size)}
@@ -74,14 +79,15 @@ class Watchdog:
 
     def _exchange_signs_of_life(self) -> None:
         now = time.monotonic()
+        patience = min(self._silence, _CANCEL_SILENCE) if self._cancelled() else self._silence
         self._store.set(f"alive/{self._mesh.layout.rank}", str(now))
         for rank, (sign, since) in self._last.items():
             key = f"alive/{rank}"
             seen = self._store.get(key).decode() if self._store.check([key]) else ""
             if seen != sign:
                 self._last[rank] = (seen, now)
-            elif now - since > self._silence:
-                _end(f"rank {rank} has given no sign of life for {self._silence:g} s")
+            elif now - since > patience:
+                _end(f"rank {rank} has given no sign of life for {patience:g} s")
 
 
 def _failure_key(job: str) -> str:

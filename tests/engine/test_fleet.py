@@ -81,9 +81,26 @@ def test_a_rank_that_stops_without_dying_is_noticed_and_replaced(start: Start) -
     assert fleet.run(SMALL).error is None
 
 
-def test_the_ranks_end_when_the_fleet_is_killed(start: Start) -> None:
+@pytest.mark.slow
+def test_a_cancellation_waits_half_a_minute_for_a_rank_that_stopped_not_for_the_data_timeout(start: Start) -> None:
+    fleet = start(ranks=2, data_timeout=600)
+    info = fleet.wait_ready()
+    job_id = fleet.start({**SMALL, "steps": 500})
+    os.kill(info["pids"][1], signal.SIGSTOP)
+    fleet.send({"op": "cancel", "job_id": job_id})
+    fleet.wait_for("lost", timeout=40)
+    assert "rank 1 has given no sign of life for 30 s" in fleet.log
+    os.kill(info["pids"][1], signal.SIGCONT)
+    fleet.wait_ready()
+    assert fleet.run(SMALL).error is None
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_the_ranks_end_when_the_fleet_is_killed(start: Start, stopped: bool) -> None:
     fleet = start(ranks=1)
     pids = fleet.wait_ready()["pids"]
+    if stopped:
+        os.kill(pids[0], signal.SIGSTOP)
     fleet.process.kill()
     assert all_end(pids, seconds=5)
 

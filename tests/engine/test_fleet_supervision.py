@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -11,6 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from engine import fleet
 from engine.rank_options import RankOptions
+from engine.worker import Commands
 
 OPTIONS = RankOptions(
     model="/models/h3",
@@ -73,3 +78,34 @@ def test_the_store_listens_on_the_loopback_interface_alone() -> None:
     store.set("key", "value")
     assert store.get("key") == b"value"
     assert store.host == "127.0.0.1"
+
+
+def test_commands_are_private_files_and_the_store_that_everybody_can_read_holds_none(tmp_path: Path) -> None:
+    store = fleet.loopback_store()
+    rank_0, rank_1 = (Commands(store, tmp_path, generation="launch0/gen1") for _ in range(2))
+    command = {"op": "run", "request": {"prompt": "a secret"}}
+    rank_0.publish(0, command)
+    assert store.get("cmd/0") == b""
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert rank_1.wait_for(0) == command
+    rank_0.publish(1, {"op": "stop"})
+    assert rank_1.wait_for(1) == {"op": "stop"}
+    assert not file.exists()
+    # Another user's key wakes a rank, and gives it nothing to do.
+    store.set("cmd/2", '{"op": "run", "request": {"prompt": "forged"}}')
+    with pytest.raises(FileNotFoundError):
+        rank_1.wait_for(2)
+
+
+def test_a_rank_whose_fleet_died_before_it_could_say_so_ends() -> None:
+    words = (
+        "from engine.worker import die_with; import os; die_with(os.getppid()); print(1); die_with(os.getppid() + 1)"
+    )
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    ended = subprocess.run(
+        [sys.executable, "-c", words], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.stdout, ended.returncode) == ("1\n", 1)
+    assert "ProcessLookupError" in ended.stderr

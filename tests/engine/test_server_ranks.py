@@ -78,6 +78,20 @@ async def test_jobs_sent_while_loading_wait_with_that_reason_and_end_of_stdin_st
         engine.stop()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_ranks_that_were_stopped_do_not_outlive_the_server(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    with EngineProcess(tiny_checkpoint, tmp_path) as engine:
+        processes = engine.descendants()
+        for rank in engine.get("/v1/info")["pids"]:
+            psutil.Process(rank).send_signal(signal.SIGSTOP)
+        assert engine.process.stdin is not None
+        engine.process.stdin.close()
+        assert engine.process.wait(35) == 0
+        wait_until_gone(processes, 1)
+        assert "the ranks did not stop within 10 s" not in engine.log_text()
+
+
 @pytest.mark.timeout(120)
 async def test_weights_that_cannot_be_loaded_leave_a_dead_engine_that_says_why(
     tiny_checkpoint: Path, tmp_path: Path
