@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import sys
 from collections import deque
@@ -29,7 +28,8 @@ _ROOT = Path(__file__).resolve().parents[1]
 _TAIL_LINES = 200
 _LINE_LIMIT = 2000
 _STOP_SECONDS = 15.0
-_KILL_SECONDS = 5.0
+_KILL_SECONDS = 10.0
+"""Longer than the fleet takes to kill ranks that do not obey (`fleet._SHUTDOWN_SECONDS`)."""
 _DRAIN_SECONDS = 1.0
 
 
@@ -124,9 +124,9 @@ class FleetProcess:
                 break
             logger.warning("the ranks did not stop within %g s: %s", seconds, number.name)
             self._process.stdin.close()
-            # The fleet leads its own group: the ranks get the signal too.
+            # Each rank has a session of its own: the fleet ends them, and the kernel when the fleet is killed.
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
+                self._process.send_signal(number)
         if self._watcher is not None:
             await self._watcher
         self._server.close()

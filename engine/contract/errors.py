@@ -91,7 +91,7 @@ class ConfigError(EngineError):
 
 
 class RequestError(EngineError):
-    """The caller's fault (4xx). No rank was woken."""
+    """The caller's fault (4xx). No rank was woken, unless only a tensor's values are wrong: the ranks read those."""
 
     status = 400
 
