@@ -60,6 +60,21 @@ async def test_a_killed_engine_is_named_and_the_next_run_starts_another(comfyui:
     assert new != pid
 
 
+async def test_a_lost_rank_is_told_with_the_path_of_the_log(comfyui: ComfyUI) -> None:
+    await run_prompt(comfyui, make_t2va(sample__seed=27))
+    with urllib.request.urlopen(comfyui.engine_url() + "/v1/info", timeout=10) as answer:
+        ranks = json.loads(answer.read())["pids"]
+
+    async def kill(kind: str, data: Any) -> None:
+        if kind == "text" and data[0] == "sample" and "step 2 of" in data[1] and psutil.pid_exists(ranks[1]):
+            os.kill(ranks[1], signal.SIGKILL)
+
+    lost = await run_prompt(comfyui, make_t2va(sample__seed=28, sample__steps=1000), on_event=kill)
+    assert re.search(r"The engine's log is \S+\.log", lost.error)
+    again = await run_prompt(comfyui, make_t2va(sample__seed=29))
+    assert again.of("execution_success"), again.of("execution_error")
+
+
 async def test_an_engine_that_cannot_start_shows_its_log(comfyui: ComfyUI, tmp_path: Path) -> None:
     (tmp_path / "modular_model_index.json").write_text("{}")
     run = await run_prompt(comfyui, make_t2va(connect__model_path=str(tmp_path)))
