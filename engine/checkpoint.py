@@ -101,13 +101,24 @@ class Checkpoint:
         except Exception as error:  # the library raises plain Exception for every fault
             raise _invalid("tokenizer/tokenizer.json", str(error), "The tokenizer cannot be read.") from error
 
-    def count_tokens(self, prompt: str) -> int:
-        """Return the text rows that ``prompt`` becomes.
+    @cached_property
+    def _longest_token(self) -> int:
+        """Bytes of the longest entry of the vocabulary, as it is written there: none stands for more of a prompt."""
+        return max(len(token.encode()) for token in self._tokenizer.get_vocab(with_added_tokens=True))
+
+    def count_tokens(self, prompt: str, *, limit: int) -> int:
+        """Return the text rows that ``prompt`` becomes; more than ``limit`` may be a lower bound of them.
+
+        A prompt that is too long by its bytes alone is not tokenized: that would take seconds and gigabytes.
 
         Raises:
             ConfigError: ``checkpoint_invalid`` when the tokenizer cannot be read.
         """
-        return len(self._tokenizer.encode(prompt, add_special_tokens=False).ids)
+        fewest = -(-len(prompt.encode()) // self._longest_token)
+        if fewest > limit:
+            return fewest
+        # Of the library's calls only those for batches let other threads run meanwhile.
+        return len(self._tokenizer.encode_batch_fast([prompt], add_special_tokens=False)[0].ids)
 
 
 def open_checkpoint(folder: str | Path, *, stages: Iterable[str] = STAGES) -> Checkpoint:

@@ -123,8 +123,6 @@ class Channel:
     async def close(self, code: int = aiohttp.WSCloseCode.OK) -> None:
         """Close; code 1000 cancels what this connection still has running."""
         await self.socket.close(code=code)
-        for _, writer in self._incoming.values():
-            writer.close()
 
 
 class EngineClient:

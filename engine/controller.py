@@ -65,6 +65,8 @@ class Controller:
         self.jobs = JobStore(config.limits)
         self._fleet = FleetProcess(config, folder, self)
         self._queue: deque[Job] = deque()
+        self._places: set[str] = set()
+        self._failure: EngineError | None = None
         self._running: Job | None = None
         self._phase = "loading"
         self._reason: str | None = None
@@ -137,11 +139,12 @@ class Controller:
             request, facts=self.checkpoint.facts, limits=limits, headers=headers, stages=self.config.stages
         )
         if isinstance(request, (EncodePrompt, Generate)):
-            tokens = await asyncio.to_thread(self.checkpoint.count_tokens, request.prompt)
-            if tokens > limits.max_prompt_tokens:
+            most = limits.max_prompt_tokens
+            tokens = await asyncio.to_thread(self.checkpoint.count_tokens, request.prompt, limit=most)
+            if tokens > most:
                 raise RequestError(
                     "prompt_too_long",
-                    f"The prompt has {tokens} tokens, the limit is {limits.max_prompt_tokens}.",
+                    f"The prompt has at least {tokens} tokens, the limit is {most}.",
                     field="request.prompt",
                     value=tokens,
                     remedy="Shorten the prompt, or raise --max-prompt-tokens.",
@@ -166,14 +169,36 @@ class Controller:
             )
         if self._phase == "dead":
             raise self._dead_error()
-        if self.waiting >= self.config.limits.max_queue:
+        taken = self.waiting + len(self._places - {job_id})
+        if taken >= self.config.limits.max_queue:
             raise EngineBusyError(
                 "queue_full",
-                f"{self.waiting} jobs wait already.",
+                f"{taken} jobs wait or are being received already.",
                 field="job_id",
                 value=job_id,
                 remedy="Try again later, or raise --max-queue.",
             )
+
+    def keep_place(self, job_id: str) -> None:
+        """Keep a place in the queue for a job whose parts are on their way; `submit` takes it, or `free_place`.
+
+        Raises:
+            EngineError: as `check_new`; ``duplicate_job`` also for a job that is being received.
+        """
+        if job_id in self._places:
+            raise RequestError(
+                "duplicate_job",
+                f"The job {job_id} is being received.",
+                field="job_id",
+                value=job_id,
+                remedy="Pick a new UUID for each job.",
+            )
+        self.check_new(job_id)
+        self._places.add(job_id)
+
+    def free_place(self, job_id: str) -> None:
+        """Give up a place that `keep_place` kept."""
+        self._places.discard(job_id)
 
     def submit(
         self, job_id: str, plan: Plan, *, inputs: dict[str, Path], upload: Path | None = None, owner: object = None
@@ -190,6 +215,7 @@ class Controller:
         self.check_new(job_id)
         job = Job(job_id, plan, self.folder.make("job"), upload, inputs, owner)
         self.jobs.add(job)
+        self.free_place(job_id)
         self._queue.append(job)
         self.stats.jobs_submitted += 1
         self._tell_positions()
@@ -234,6 +260,7 @@ class Controller:
         if self.status != "ready" or not self._queue:
             return
         job = self._running = self._queue.popleft()
+        self._failure = None
         self.stats.jobs_started += 1
         self._fleet.send(
             {
@@ -283,7 +310,16 @@ class Controller:
         elif op == "failed":
             self._reason = str(error_from_dict(message["error"]))
         elif self._running is not None and message["job_id"] == self._running.id:
-            await self._job_said(self._running, message)
+            job = self._running
+            try:
+                await self._job_said(job, message)
+            except Exception as error:
+                # This job's alone (no file descriptor left, an output that is gone): the ranks go on.
+                logger.exception("job %s: what rank 0 said of it could not be handled", job.id)
+                self._failure = JobError(
+                    "job_failed", f"The server could not take what the ranks made: {error}", remedy="Look at the log."
+                )
+                self.cancel(job)
 
     async def _job_said(self, job: Job, message: dict[str, Any]) -> None:
         if message["op"] == "event":
@@ -299,15 +335,15 @@ class Controller:
                 job.add_output(output, path)
         elif message["op"] == "end":
             self._running = None
-            error = message["error"]
-            self._end(job, error_from_dict(error) if error else None, message["facts"])
+            error = self._failure or (error_from_dict(message["error"]) if message["error"] else None)
+            self._end(job, error, message["facts"])
             self._start_next()
 
     def fleet_lost(self) -> None:
         """The ranks are gone for now: fail the running job, keep the queue."""
         if self._stopping or self._phase == "dead":
             return
-        self._phase, self._progress = "restarting", None
+        self._phase, self._progress, self._ranks = "restarting", None, {}
         self.stats.restarts += 1
         job, self._running = self._running, None
         if job is not None:
@@ -328,7 +364,7 @@ class Controller:
             return
         words = self._reason or f"The ranks' process ended with status {status}."
         self._reason = f"{words}\n{self._fleet.log_tail(_REASON_LINES)}"
-        self._phase, self._progress = "dead", None
+        self._phase, self._progress, self._ranks = "dead", None, {}
         logger.error("the ranks are gone: %s", words)
         self._fail_all(self._dead_error())
 

@@ -135,7 +135,12 @@ class FleetProcess:
         self._writer = writer
         try:
             while line := await reader.readline():
-                await self._listener.fleet_said(link.decode_line(line))
+                message = link.decode_line(line)
+                try:
+                    await self._listener.fleet_said(message)
+                except Exception:
+                    # Closing the link would end the ranks: only what is wrong with the link itself may do that.
+                    logger.exception("%r of rank 0 could not be handled", message.get("op"))
         except ConnectionError as error:
             logger.info("the link to rank 0 broke: %s", error)
         finally:

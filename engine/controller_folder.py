@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from .contract.errors import ConfigError
+from .contract.errors import ConfigError, EngineBusyError
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +36,15 @@ class RunFolder:
         return self.path / "link"
 
     def make(self, kind: str) -> Path:
-        """Make and return a new empty folder for ``kind`` (``job``, ``upload``)."""
-        return Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=self.path))
+        """Make and return a new empty folder for ``kind`` (``job``, ``upload``).
+
+        Raises:
+            EngineBusyError: ``queue_full`` when it cannot be made.
+        """
+        try:
+            return Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=self.path))
+        except OSError as error:
+            raise folder_busy(error) from error
 
     def free_bytes(self) -> int:
         """Return how many bytes fit."""
@@ -47,6 +54,16 @@ class RunFolder:
         """Delete the folder and release its lock."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
+
+
+def folder_busy(error: OSError) -> EngineBusyError:
+    """Return what a client is told when the run folder cannot take or give a file just now."""
+    return EngineBusyError(
+        "queue_full",
+        f"The run folder cannot be used just now: {error.strerror or error}.",
+        field="parts",
+        remedy="Try again when other jobs are done, or give --run-dir a larger folder.",
+    )
 
 
 def open_run_folder(base: Path | None, *, room: int) -> RunFolder:

@@ -61,13 +61,19 @@ class JobStore:
             self.release(job)
         else:
             self._release_later(job)
+        self._trim()
+
+    def _trim(self) -> None:
+        """Let go of the oldest results and jobs, but of none that a client may still be reading."""
         over = sorted((job for job in self if job.over), key=lambda job: job.ended or 0.0)
         with_result = [job for job in over if job.result]
         for old in with_result[: -self._limits.keep_results]:
-            old.result = None
-            _delete([old.folder])
+            if old.released:
+                old.result = None
+                _delete([old.folder])
         for old in over[:-KEEP_RECORDS]:
-            self.forget(old)
+            if old.released:
+                self.forget(old)
 
     def release(self, job: Job) -> None:
         """Delete the outputs of a finished job, its MP4 excepted, once nobody reads them any more."""
@@ -79,6 +85,7 @@ class JobStore:
         files = job.release()
         # Without a result there is nothing to keep, half-written files included.
         _delete(files if job.result else [job.folder])
+        self._trim()
 
     def _release_later(self, job: Job) -> None:
         asyncio.get_running_loop().call_later(self._limits.resume_seconds, self.release, job)

@@ -53,11 +53,10 @@ class PartWriter:
     """One announced part on its way to ``path``."""
 
     def __init__(self, part: Part, path: Path, *, field: str) -> None:
-        """Open ``path`` for writing; ``field`` names the part in errors."""
+        """Write to ``path``, which does not exist yet; ``field`` names the part in errors."""
         self.part = part
         self.path = path
         self._field = field
-        self._file = path.open("wb")
         self._hash = hashlib.sha256()
         self._length = 0
 
@@ -80,17 +79,18 @@ class PartWriter:
                 value=offset,
                 remedy="Send the slices of a part once, in order, and not more than announced.",
             )
-        self._file.write(payload)
+        # Opened for each slice: parts that wait for theirs hold no file descriptor.
+        with self.path.open("ab") as file:
+            file.write(payload)
         self._hash.update(payload)
         self._length += len(payload)
 
     def finish(self) -> None:
-        """Close the file and compare its hash.
+        """Compare the hash of what was written.
 
         Raises:
             RequestError: ``bad_checksum``.
         """
-        self._file.close()
         digest = self._hash.hexdigest()
         if digest != self.part.sha256.lower():
             raise RequestError(
@@ -109,7 +109,3 @@ class PartWriter:
         """
         with self.path.open("rb") as file:
             return framing.read_header(file, self.part.bytes, field=self._field)
-
-    def close(self) -> None:
-        """Close the file; whoever owns its folder deletes it."""
-        self._file.close()

@@ -60,9 +60,10 @@ async def _show_errors(request: web.Request, handler: _Handler) -> web.StreamRes
     except web.HTTPException as answer:
         if answer.status < 400:
             raise
+        exists = answer.status not in (404, 405)
         unknown = RequestError(
             "unknown_message",
-            f"{request.method} {request.path} does not exist.",
+            f"{request.method} {request.path} {f'was refused: {answer.text}' if exists else 'does not exist'}.",
             field="path",
             value=request.path,
             remedy="The routes are described in docs/protocol.md.",

@@ -56,4 +56,6 @@ def _host_of(url: str) -> str:
 
 def _has_token(header: str, token: str) -> bool:
     scheme, _, given = header.partition(" ")
-    return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
+    # A header may hold bytes that are no text; aiohttp keeps them as lone surrogates.
+    sent = given.strip().encode(errors="surrogateescape")
+    return scheme.lower() == "bearer" and hmac.compare_digest(sent, token.encode())

@@ -98,8 +98,10 @@ async def post_generate(request: web.Request) -> web.Response:
         EngineError: as `Controller.check` and `Controller.submit`.
     """
     controller = request.app[CONTROLLER]
-    data = parse_json(await request.read())
-    job_id = data.pop("job_id", None) or str(uuid.uuid4())
+    data = parse_json(await _read(request))
+    job_id = data.pop("job_id", None)
+    if job_id is None:
+        job_id = str(uuid.uuid4())
     if not isinstance(job_id, str):
         raise RequestError(
             "wrong_type",
@@ -141,6 +143,18 @@ async def get_websocket(request: web.Request) -> web.WebSocketResponse:
         return await connection.run(request)
     finally:
         connections.remove(connection)
+
+
+async def _read(request: web.Request) -> bytes:
+    try:
+        return await request.read()
+    except web.RequestPayloadError as error:
+        raise RequestError(
+            "invalid_json",
+            "The body cannot be read: it is not what its headers say, or was cut.",
+            field="body",
+            remedy="Send one JSON object in UTF-8; a Content-Encoding must be true.",
+        ) from error
 
 
 def _job_of(request: web.Request) -> Job:

@@ -13,10 +13,12 @@ from pathlib import Path
 from ..contract.checks import Headers
 from ..contract.errors import EngineBusyError, RequestError
 from ..contract.messages import Request, Submit
-from ..controller_folder import RunFolder
+from ..controller_folder import RunFolder, folder_busy
 from ..wire import PartWriter
 
 MAX_PARTS = 32
+MAX_UPLOADS = 8
+"""Messages of one connection whose parts may be on their way at once."""
 _MAX_MESSAGE = 2**32 - 1
 _SMALLEST_PART = 10
 """Bytes of the smallest safetensors file: its length and ``{}``."""
@@ -81,7 +83,7 @@ class Upload:
     """The announced parts of one ``submit``; blocking methods, one thread at a time."""
 
     def __init__(self, submit: Submit, request: Request, run_folder: RunFolder) -> None:
-        """Open a file for each part.
+        """Make a folder for the parts.
 
         Raises:
             EngineBusyError: ``queue_full`` when the run folder has no room for them.
@@ -132,24 +134,18 @@ class Upload:
         try:
             self._writers[part].write(offset, payload)
         except OSError as error:
-            raise EngineBusyError(
-                "queue_full",
-                f"The run folder cannot take the part: {error.strerror}.",
-                field="parts",
-                remedy="Try again when other jobs are done, or give --run-dir a larger folder.",
-            ) from error
+            raise folder_busy(error) from error
 
     def finish(self) -> Headers:
         """Check the hashes and read the headers of the complete files.
 
         Raises:
             RequestError: ``bad_checksum`` or ``bad_tensor``.
+            EngineBusyError: ``queue_full`` when a file cannot be opened just now.
         """
         for writer in self._writers:
             writer.finish()
-        return {writer.part.name: writer.header() for writer in self._writers}
-
-    def close(self) -> None:
-        """Close the files; the folder is deleted by whoever owns it."""
-        for writer in self._writers:
-            writer.close()
+        try:
+            return {writer.part.name: writer.header() for writer in self._writers}
+        except OSError as error:
+            raise folder_busy(error) from error

@@ -17,14 +17,14 @@ from typing import Any
 from aiohttp import ClientConnectionResetError, WSCloseCode, WSMsgType, web
 
 from ..contract import framing
-from ..contract.errors import EngineError, JobCancelled, RequestError
+from ..contract.errors import EngineBusyError, EngineError, JobCancelled, RequestError
 from ..contract.fields import parse_json
 from ..contract.messages import Cancel, Failed, Resume, Submit, event_to_dict, parse_request, parse_to_engine
 from ..contract.version import PROTOCOL_VERSION
 from ..controller import Controller
 from ..controller_jobs import Job, Sent
 from ..wire import read_slice
-from .uploads import Upload, check_announcement, check_job_id
+from .uploads import MAX_UPLOADS, Upload, check_announcement, check_job_id
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class Connection:
             plan = await self._controller.check(request, {})
             self._follow(self._controller.submit(submit.job_id, plan, inputs={}, owner=self))
             return
-        if submit.message in self._seen:
+        if submit.message in self._seen | self._refused:
             raise RequestError(
                 "out_of_range",
                 f"The message number {submit.message} was used before on this connection.",
@@ -124,15 +124,20 @@ class Connection:
                 value=submit.message,
                 remedy="Count messages upwards.",
             )
-        if any(upload.submit.job_id == submit.job_id for upload in self._uploads.values()):
-            raise RequestError(
-                "duplicate_job",
-                f"The job {submit.job_id} is being received.",
-                field="job_id",
-                value=submit.job_id,
-                remedy="Pick a new UUID for each job.",
+        if len(self._uploads) >= MAX_UPLOADS:
+            raise EngineBusyError(
+                "queue_full",
+                f"{MAX_UPLOADS} messages of this connection wait for their parts already.",
+                field="message",
+                value=submit.message,
+                remedy="Send their parts first.",
             )
-        self._uploads[submit.message] = Upload(submit, request, self._controller.folder)
+        self._controller.keep_place(submit.job_id)
+        try:
+            self._uploads[submit.message] = Upload(submit, request, self._controller.folder)
+        except EngineError:
+            self._controller.free_place(submit.job_id)
+            raise
         self._seen.add(submit.message)
 
     async def _cancel(self, job_id: str) -> None:
@@ -152,6 +157,14 @@ class Connection:
                 field="after",
                 value=resume.after,
                 remedy=f"Come back within {self._controller.config.limits.resume_seconds:g} s of the job's end.",
+            )
+        if not 0 <= resume.after <= job.last_seq:
+            raise RequestError(
+                "out_of_range",
+                f"The job has {job.last_seq} events until now.",
+                field="after",
+                value=resume.after,
+                remedy=f"Send the number of the last event that arrived, 0 to {job.last_seq}.",
             )
         self._controller.adopt(job, self)
         self._follow(job, resume.after)
@@ -194,7 +207,7 @@ class Connection:
     async def _drop(self, number: int) -> None:
         upload = self._uploads.pop(number)
         self._refused.add(number)
-        upload.close()
+        self._controller.free_place(upload.submit.job_id)
         await asyncio.to_thread(shutil.rmtree, upload.folder, True)
 
     # --- sending

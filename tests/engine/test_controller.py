@@ -237,3 +237,58 @@ async def test_the_prompts_tokens_are_counted_before_queueing(controller: Contro
     assert caught.value.code == "prompt_too_long"
     assert isinstance(caught.value.value, int)
     assert caught.value.value > 8
+
+
+async def test_an_output_that_cannot_be_read_fails_its_job_alone(controller: Controller, fleet: Fleet) -> None:
+    await controller.fleet_said(READY)
+    job, following = submit(controller), submit(controller)
+    message = {"op": "output", "job_id": job.id, "name": "video", "index": 0, "last": True, "format": "mp4"}
+    await controller.fleet_said({**message, "path": "/no/such/file"})
+    assert fleet.sent[-1] == {"op": "cancel", "job_id": job.id}
+    await end(controller, job, {"code": "cancelled", "kind": "JobCancelled", "message": "cancelled"})
+    assert job.error is not None
+    assert job.error.code == "job_failed"
+    assert "No such file" in job.error.message
+    assert fleet.runs() == [job.id, following.id]
+    await end(controller, following)
+    assert following.state == "done"
+
+
+async def test_a_result_stays_while_its_connection_may_still_come_for_it(controller: Controller) -> None:
+    await controller.fleet_said(READY)
+    owned = submit(controller, owner=object())
+    video = await give_video(controller, owned)
+    await end(controller, owned)
+    with owned.following():
+        for _ in range(LIMITS.keep_results + 1):
+            other = submit(controller)
+            await give_video(controller, other)
+            await end(controller, other)
+        await settle()
+        assert video.exists()
+        assert owned.result == video
+    await settle()
+    assert not video.exists()
+    assert owned.result is None
+
+
+async def test_records_are_kept_beyond_their_number_while_they_may_be_asked_for(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.controller_store.KEEP_RECORDS", 1)
+    await controller.fleet_said(READY)
+    owned = submit(controller, owner=object())
+    await end(controller, owned)
+    for _ in range(2):
+        await end(controller, submit(controller))
+    assert owned.id in controller.jobs
+    await settle()
+    assert owned.id not in controller.jobs
+    assert len(list(controller.jobs)) == 1
+
+
+async def test_while_the_ranks_restart_nothing_is_told_of_the_old_ones(controller: Controller) -> None:
+    await controller.fleet_said(READY)
+    assert controller.info()["pids"] == [1, 2]
+    controller.fleet_lost()
+    assert (controller.info()["pids"], controller.info()["device"]) == (None, None)

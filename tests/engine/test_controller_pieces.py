@@ -142,7 +142,6 @@ def test_a_slice_that_does_not_follow_is_refused(tmp_path: Path, offset: int, si
     with pytest.raises(RequestError) as caught:
         writer.write(offset, memoryview(bytes(size)))
     assert (caught.value.code, caught.value.field) == ("bad_tensor", "parts.data")
-    writer.close()
 
 
 def test_an_upload_without_room_is_refused(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

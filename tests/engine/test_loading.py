@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,7 +134,28 @@ def test_tokens_are_counted_as_the_tokenizer_makes_them(tiny_checkpoint: Path) -
     prompt = "naïve café <|vision_start|> 你好 \n"
     models = stages.load(tiny_checkpoint, keep=frozenset())
     ids = models.tokenizer(prompt, add_special_tokens=False)["input_ids"]
-    assert open_checkpoint(tiny_checkpoint).count_tokens(prompt) == len(ids)
+    assert open_checkpoint(tiny_checkpoint).count_tokens(prompt, limit=1000) == len(ids)
+
+
+def test_a_prompt_too_long_by_its_bytes_is_not_tokenized(tiny_checkpoint: Path) -> None:
+    checkpoint = open_checkpoint(tiny_checkpoint)
+    prompt = "boat " * 10_000
+    known = checkpoint.count_tokens(prompt, limit=10**6)
+    fewest = checkpoint.count_tokens(prompt, limit=64)
+    assert 64 < fewest < known
+
+
+def test_other_threads_run_while_a_prompt_is_tokenized(tiny_checkpoint: Path) -> None:
+    checkpoint = open_checkpoint(tiny_checkpoint)
+    checkpoint.count_tokens("boat", limit=64)
+    counting = threading.Thread(target=checkpoint.count_tokens, args=("boat " * 100_000,), kwargs={"limit": 10**6})
+    counting.start()
+    turns = 0
+    while counting.is_alive():
+        time.sleep(0.001)
+        turns += 1
+    # With the interpreter's lock held for the whole of it there are one or two.
+    assert turns > 5
 
 
 def test_a_missing_folder_is_told(tmp_path: Path) -> None:
