@@ -17,7 +17,7 @@ from typing import Any
 from . import env
 from .cli_output import ProgressBar, bytes_in_words, say, tell
 from .client import EngineClient
-from .config import DEFAULT_PORT
+from .config import DEFAULT_PORT, absolute_path
 from .contract.errors import ConfigError, EngineDeadError
 from .contract.limits import DEFAULT_STEPS
 
@@ -52,13 +52,27 @@ def request_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def output_of(arguments: argparse.Namespace) -> Path:
-    """Return ``--output`` as an absolute path."""
-    return Path(arguments.output).expanduser().absolute()
+    """Return ``--output`` as an absolute path.
+
+    Raises:
+        ConfigError: no file can be put there, for it is a folder or in none.
+    """
+    output = absolute_path(arguments.output, field="output")
+    if output.is_dir() or not output.parent.is_dir():
+        raise ConfigError(
+            "config_bad_value",
+            f"The output cannot be written: {'it is a folder' if output.is_dir() else 'its folder does not exist'}.",
+            field="output",
+            value=str(output),
+            remedy="Give the path of an MP4 file in a folder that exists.",
+        )
+    return output
 
 
 def run_generate(arguments: argparse.Namespace) -> int:
     """Generate one video and say its path."""
-    path = asyncio.run(generate(_client(arguments), request_of(arguments), output_of(arguments)))
+    output = output_of(arguments)
+    path = asyncio.run(generate(_client(arguments), request_of(arguments), output))
     say(str(path))
     return 0
 

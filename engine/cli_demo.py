@@ -15,12 +15,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from . import env
 from .cli_client import generate, output_of
 from .cli_output import bytes_in_words, say, tell
 from .client import EngineClient
-from .contract.errors import EngineDeadError
+from .config import absolute_path
+from .contract.errors import ConfigError, EngineDeadError
 
 PRESETS = ("tiny", "small")
 _RANKS = 2
@@ -40,13 +42,27 @@ def add_make_tiny_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_make_tiny(arguments: argparse.Namespace) -> int:
     """Write the checkpoint and say its folder."""
+    folder = absolute_path(arguments.folder, field="folder")
+    facts = _make_tiny(folder, arguments.preset)
+    tell(f"{arguments.preset} checkpoint with random weights (its videos are noise): {bytes_in_words(facts['bytes'])}")
+    say(str(folder))
+    return 0
+
+
+def _make_tiny(folder: Path, preset: str) -> dict[str, Any]:
     # Needs torch and transformers, which the other commands do without.
     from .tiny import make_tiny
 
-    facts = make_tiny(Path(arguments.folder), preset=arguments.preset)
-    tell(f"{arguments.preset} checkpoint with random weights (its videos are noise): {bytes_in_words(facts['bytes'])}")
-    say(str(Path(arguments.folder).absolute()))
-    return 0
+    try:
+        return make_tiny(folder, preset=preset)
+    except OSError as error:
+        raise ConfigError(
+            "config_bad_value",
+            f"The checkpoint cannot be written: {error.strerror or error}.",
+            field="folder",
+            value=str(folder),
+            remedy="Give a folder that can be made and has room.",
+        ) from error
 
 
 def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,16 +73,15 @@ def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_demo(arguments: argparse.Namespace) -> int:
     """Make the checkpoint, serve it on two CPU ranks, generate five seconds, stop, and say the MP4's path."""
+    output = output_of(arguments)
     with tempfile.TemporaryDirectory(prefix="h3-engine-demo-") as scratch:
-        folder = Path(arguments.folder) if arguments.folder else Path(scratch) / "model"
+        folder = absolute_path(arguments.folder, field="folder") if arguments.folder else Path(scratch) / "model"
         tell("making a tiny checkpoint with random weights; the video will be noise")
-        from .tiny import make_tiny
-
-        make_tiny(folder)
+        _make_tiny(folder, PRESETS[0])
         with _serving(folder, Path(scratch)) as url:
             request = {"task": "generate", "prompt": _PROMPT, "seconds": _SECONDS, "steps": _STEPS, "seed": 1}
             client = EngineClient(url, token=env.read_token())
-            path = asyncio.run(generate(client, request, output_of(arguments)))
+            path = asyncio.run(generate(client, request, output))
     say(str(path))
     return 0
 

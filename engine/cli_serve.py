@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -76,9 +77,10 @@ async def _serve(config: EngineConfig, controller: Controller) -> None:
         _watch_stdin(lambda: loop.call_soon_threadsafe(stop.set))
     runner = web.AppRunner(build_app(controller), access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
     await runner.setup()
+    announced: str | None = None
     try:
         url = await _bind(runner, config)
-        _announce(config, url)
+        announced = _announce(config, url)
         await controller.start()
         reporting = asyncio.create_task(_report(controller))
         await stop.wait()
@@ -87,36 +89,40 @@ async def _serve(config: EngineConfig, controller: Controller) -> None:
         await controller.stop()
     finally:
         await runner.cleanup()
-        if config.ready_file is not None:
-            config.ready_file.unlink(missing_ok=True)
+        if announced is not None:
+            _withdraw(config, announced)
 
 
 async def _bind(runner: web.AppRunner, config: EngineConfig) -> str:
     try:
         await web.TCPSite(runner, config.host, config.port).start()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: a host that is no name, such as a..b
         raise ConfigError(
             "config_bad_value",
-            f"The port cannot be bound: {error.strerror or error}",
+            f"The port cannot be bound: {getattr(error, 'strerror', None) or error}",
             field="port",
             value=f"{config.host}:{config.port}",
-            remedy="Choose another --port, or 0 for any free one.",
+            remedy="Choose another --port, or 0 for any free one; --host is an address of this machine.",
         ) from error
     host, port = runner.addresses[0][:2]
     name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - an address to show, not to bind
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
-def _announce(config: EngineConfig, url: str) -> None:
+def _announce(config: EngineConfig, url: str) -> str | None:
+    """Say ``url`` and write the ready file; return what it holds."""
     say(url)
     if config.ready_file is None:
-        return
+        return None
     ready = {"url": url, "pid": os.getpid(), "token_needed": config.token is not None}
-    fresh = config.ready_file.with_name(f".{config.ready_file.name}.{os.getpid()}")
+    text = json.dumps(ready)
+    fresh = config.ready_file.parent / f".{config.ready_file.name}.{os.getpid()}"
     try:
-        fresh.write_text(json.dumps(ready), encoding="utf-8")
+        fresh.write_text(text, encoding="utf-8")
         fresh.replace(config.ready_file)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
         raise ConfigError(
             "config_bad_value",
             f"The ready file cannot be written: {error.strerror}.",
@@ -124,6 +130,15 @@ def _announce(config: EngineConfig, url: str) -> None:
             value=str(config.ready_file),
             remedy="Give a path in a folder that exists and can be written.",
         ) from error
+    return text
+
+
+def _withdraw(config: EngineConfig, announced: str) -> None:
+    """Remove the ready file, unless another engine has written its own over it."""
+    assert config.ready_file is not None
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if config.ready_file.read_text(encoding="utf-8") == announced:
+            config.ready_file.unlink()
 
 
 async def _report(controller: Controller) -> None:

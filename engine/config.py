@@ -39,7 +39,7 @@ class Option:
         help: one line for ``--help``.
         choices: the allowed values; empty: any.
         low: the smallest allowed number.
-        high: the largest allowed number.
+        high: the largest allowed number; finite for every option that is one.
     """
 
     name: str
@@ -69,11 +69,19 @@ OPTIONS = (
     Option("stages", list, list(STAGES), f"stages to serve, separated by commas: {','.join(STAGES)}", STAGES),
     Option("token_file", str, None, f"file that holds the bearer token (or set {env.TOKEN})"),
     Option("stop_on_eof", bool, False, "stop when standard input ends"),
-    Option("max_prompt_tokens", int, _LIMITS.max_prompt_tokens, "longest prompt, tokens", low=1),
-    Option("max_seconds", float, _LIMITS.max_seconds, "longest video, seconds", low=0.25),
-    Option("max_body_bytes", int, _LIMITS.max_body_bytes, "largest request with its tensors, bytes", low=1024),
-    Option("max_queue", int, _LIMITS.max_queue, "jobs that may wait", low=1),
-    Option("data_timeout", float, 600.0, "seconds until a silent rank counts as lost", low=1.0),
+    Option("max_prompt_tokens", int, _LIMITS.max_prompt_tokens, "longest prompt, tokens", low=1, high=10**6),
+    Option("max_seconds", float, _LIMITS.max_seconds, "longest video, seconds", low=0.25, high=3600),
+    Option("max_side", int, _LIMITS.max_side, "largest width and height, pixels", low=32, high=2**16),
+    Option(
+        "max_body_bytes",
+        int,
+        _LIMITS.max_body_bytes,
+        "largest request with its tensors, bytes",
+        low=1024,
+        high=10**15,
+    ),
+    Option("max_queue", int, _LIMITS.max_queue, "jobs that may wait", low=1, high=10_000),
+    Option("data_timeout", float, 600.0, "seconds until a silent rank counts as lost", low=10, high=86_400),
     Option("run_dir", str, None, "folder for sockets and tensors in flight (default: /dev/shm, else the temp folder)"),
 )
 _BY_NAME = {option.name: option for option in OPTIONS}
@@ -113,6 +121,18 @@ class EngineConfig:
     run_dir: Path | None
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML of plain values; a key that stands twice is an error instead of a surprise."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return the mapping of ``node``."""
+        keys = [key.value for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read the options of a YAML file.
 
@@ -120,8 +140,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ConfigError: the file cannot be read, is no mapping, has an unknown key or a value of a wrong type.
     """
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        data = _Loader(path.read_text(encoding="utf-8")).get_single_data()
+    except (OSError, ValueError, OverflowError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(
             "config_bad_value",
             f"The configuration file cannot be read: {error}",
@@ -149,6 +169,7 @@ def check_options(data: Mapping[Any, Any]) -> dict[str, Any]:
         ConfigError: ``config_unknown_key`` with close matches, ``config_bad_value``.
     """
     checked: dict[str, Any] = {}
+    seen: dict[str, Any] = {}
     for key, value in data.items():
         name = str(key).replace("-", "_")
         option = _BY_NAME.get(name)
@@ -161,6 +182,15 @@ def check_options(data: Mapping[Any, Any]) -> dict[str, Any]:
                 value=value,
                 remedy=f"Did you mean {' or '.join(close)}?" if close else f"Options: {', '.join(_BY_NAME)}.",
             )
+        if name in seen:
+            raise ConfigError(
+                "config_conflict",
+                f"{seen[name]!r} and {key!r} are one option.",
+                field=name,
+                value=value,
+                remedy="Leave one of them out.",
+            )
+        seen[name] = key
         if value is not None:
             checked[name] = _check_value(option, value)
     return checked
@@ -169,9 +199,8 @@ def check_options(data: Mapping[Any, Any]) -> dict[str, Any]:
 def _check_value(option: Option, value: Any) -> Any:
     if option.kind is list:
         return _check_list(option, value)
-    if option.kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, option.kind) or (option.kind is int and isinstance(value, bool)):
+    kind = (int, float) if option.kind is float else option.kind
+    if not isinstance(value, kind) or (isinstance(value, bool) and option.kind is not bool):
         words = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
         raise _bad(option, value, f"{option.name} must be {words[option.kind]}.", f"Give {words[option.kind]}.")
     if option.choices and value not in option.choices:
@@ -181,9 +210,9 @@ def _check_value(option: Option, value: Any) -> Any:
             option, value, f"{option.name} cannot be {value!r}.", f"{hint}Use one of {', '.join(option.choices)}."
         )
     if isinstance(value, (int, float)) and not isinstance(value, bool) and not option.low <= value <= option.high:
-        span = f"{option.low:g} or more" if option.high == math.inf else f"{option.low:g} to {option.high:g}"
+        span = f"{option.low:.15g} to {option.high:.15g}"
         raise _bad(option, value, f"{option.name} is out of its range.", f"Use {span}.")
-    return value
+    return float(value) if isinstance(value, int) and option.kind is float else value
 
 
 def _check_list(option: Option, value: Any) -> list[str]:
@@ -225,10 +254,10 @@ def build_config(given: Mapping[str, Any], config_file: Path | None = None) -> E
     _check_host(values["host"], token)
     ranks, ulysses = _resolve_layout(values, find_devices(values["device"]))
     return EngineConfig(
-        model=Path(values["model"]).expanduser().resolve(),
+        model=absolute_path(values["model"], field="model"),
         host=values["host"],
         port=values["port"],
-        ready_file=_path(values["ready_file"]),
+        ready_file=_path(values, "ready_file"),
         device=values["device"],
         dtype=values["dtype"],
         nproc_per_node=ranks,
@@ -239,16 +268,35 @@ def build_config(given: Mapping[str, Any], config_file: Path | None = None) -> E
         limits=Limits(
             max_prompt_tokens=values["max_prompt_tokens"],
             max_seconds=values["max_seconds"],
+            max_side=values["max_side"],
             max_body_bytes=values["max_body_bytes"],
             max_queue=values["max_queue"],
         ),
         data_timeout=values["data_timeout"],
-        run_dir=_path(values["run_dir"]),
+        run_dir=_path(values, "run_dir"),
     )
 
 
-def _path(value: str | None) -> Path | None:
-    return None if value is None else Path(value).expanduser().resolve()
+def _path(values: Mapping[str, Any], name: str) -> Path | None:
+    return None if values[name] is None else absolute_path(values[name], field=name)
+
+
+def absolute_path(text: str, *, field: str) -> Path:
+    """Return ``text`` as an absolute path, a leading ``~`` resolved; nothing has to be there.
+
+    Raises:
+        ConfigError: ``config_bad_value`` when it is no path (a null character, an unknown user's home).
+    """
+    try:
+        return Path(text).expanduser().resolve()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            "config_bad_value",
+            f"{field} is not a usable path: {error}",
+            field=field,
+            value=text,
+            remedy="Give the path of a file or folder of this machine.",
+        ) from error
 
 
 def _resolve_layout(values: Mapping[str, Any], devices: Devices) -> tuple[int, int]:
@@ -301,17 +349,9 @@ def _read_token(file: str | None) -> str | None:
     if file is None:
         return env.read_token()
     try:
-        token = Path(file).expanduser().read_text(encoding="utf-8").strip()
+        text = absolute_path(file, field="token_file").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             "config_bad_value", f"The token file cannot be read: {error}", field="token_file", value=file
         ) from error
-    if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise ConfigError(
-            "config_bad_value",
-            "The token file must hold one word of ASCII characters.",
-            field="token_file",
-            value=file,
-            remedy="For example: openssl rand -hex 32 > FILE",
-        )
-    return token
+    return env.check_token(text, field="token_file", value=file)

@@ -1,13 +1,15 @@
 """The one reader of the process environment.
 
 Every environment variable that the engine reads is named here, so that nothing else looks at ``os.environ`` for its
-own sake. Raises nothing.
+own sake. Raises `ConfigError` for a token that no header can carry.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+
+from .contract.errors import ConfigError
 
 TOKEN = "H3_ENGINE_TOKEN"
 """The bearer token that the server asks for and that the command line sends."""
@@ -16,8 +18,34 @@ URL = "H3_ENGINE_URL"
 
 
 def read_token() -> str | None:
-    """Return the token of the environment, or None when it is unset or empty."""
-    return os.environ.get(TOKEN, "").strip() or None
+    """Return the token of the environment, or None when it is unset or empty.
+
+    Raises:
+        ConfigError: as `check_token`.
+    """
+    text = os.environ.get(TOKEN, "").strip()
+    return check_token(text, field=TOKEN) if text else None
+
+
+def check_token(text: str, *, field: str, value: str | None = None) -> str:
+    """Return ``text`` when it can stand in a header.
+
+    Args:
+        field: where it comes from. value: what to show of it; never the token itself.
+
+    Raises:
+        ConfigError: ``config_bad_value``.
+    """
+    token = text.strip()
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise ConfigError(
+            "config_bad_value",
+            "A token is one word of ASCII characters.",
+            field=field,
+            value=value,
+            remedy="For example: openssl rand -hex 32",
+        )
+    return token
 
 
 def read_url(default: str) -> str:

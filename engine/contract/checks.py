@@ -146,6 +146,7 @@ def _check_sampling(request: Denoise | Generate, facts: ModelFacts, limits: Limi
     assert request.height is not None
     assert request.frames is not None
     geometry.check_canvas(request.width, request.height, multiple=facts.canvas_multiple, path="request.")
+    _check_sides(request.width, request.height, limits, path="request.")
     _check_range("steps", request.steps, 1, MAX_STEPS, "A step is one forward of the transformer; 30 to 50 are usual.")
     _check_range("seed", request.seed, 0, MAX_SEED, "Use a whole number from 0 to 2^64 - 1.")
     frames = geometry.snap_frames(request.frames, path="request.")
@@ -168,6 +169,18 @@ def _check_sampling(request: Denoise | Generate, facts: ModelFacts, limits: Limi
             "seed": request.seed,
         },
     )
+
+
+def _check_sides(width: int, height: int, limits: Limits, *, path: str) -> None:
+    for name, value in (("width", width), ("height", height)):
+        if value > limits.max_side:
+            raise RequestError(
+                "bad_canvas",
+                f"This engine makes at most {limits.max_side} pixels a side.",
+                field=f"{path}{name}",
+                value=value,
+                remedy=f"Use {limits.max_side} or less, or raise --max-side.",
+            )
 
 
 def check_length(frames: int, limits: Limits, *, seconds: float | None = None) -> None:
@@ -275,6 +288,7 @@ def _check_latents(request: Decode, tensors: Mapping[str, TensorInfo], facts: Mo
     check_length(frames, limits)
     height, width = (side * facts.spatial_ratio for side in video.shape[3:])
     geometry.check_canvas(width, height, multiple=facts.canvas_multiple, path="parts.latents.")
+    _check_sides(width, height, limits, path="parts.latents.")
     return Plan(
         request,
         (),

@@ -97,7 +97,9 @@ def _read_table(header: bytes, field: str) -> dict[str, Any]:
     if not header.startswith(b"{"):
         raise _bad(field, None, "The safetensors header does not start with an object.")
     try:
-        table = json.loads(header.decode(), parse_constant=_no_constant, object_pairs_hook=_no_duplicates)
+        table = json.loads(
+            header.decode(), parse_constant=_no_constant, parse_int=_whole, object_pairs_hook=_no_duplicates
+        )
         json.dumps(table, ensure_ascii=False).encode()  # a lone surrogate has no UTF-8 form
     except (ValueError, RecursionError) as error:
         raise _bad(field, None, f"The safetensors header is not JSON: {error}.") from error
@@ -111,6 +113,12 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
+def _whole(text: str) -> int:
+    if text.startswith("-"):
+        raise ValueError(f"{text[:_MAX_NAME]} is negative")  # safetensors refuses -0 too
+    return int(text)
+
+
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(pairs)
     if len(table) != len(pairs):
@@ -121,21 +129,21 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _info(name: str, entry: Any, field: str) -> TensorInfo:
     path = f"{field}.{name[:_MAX_NAME]}"
     try:
-        dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-        known = dtype in DTYPE_BYTES
+        dtype, sides, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        known = dtype in DTYPE_BYTES and isinstance(sides, list) and isinstance(entry["data_offsets"], list)
     except (TypeError, KeyError, ValueError) as error:
         raise _bad(path, None, "A tensor needs dtype, shape and data_offsets.") from error
-    numbers = (*shape, start, end)
+    numbers = (*sides, start, end) if known else ()
     if not known or not all(type(n) is int and 0 <= n < _MAX_NUMBER for n in numbers):
         raise _bad(path, entry, "A tensor's dtype, shape or offsets cannot be.")
     count = DTYPE_BYTES[dtype]
-    for dim in shape:
+    for dim in sides:
         count *= dim
         if count >= _MAX_NUMBER:
             raise _bad(path, entry, "A tensor's shape is larger than any memory.")
     if end - start != count:
         raise _bad(path, end - start, f"Shape and dtype make {count} bytes, the header says {end - start}.")
-    return TensorInfo(name, dtype, shape, start, end)
+    return TensorInfo(name, dtype, tuple(sides), start, end)
 
 
 def _bad(field: str, value: object, message: str) -> RequestError:

@@ -58,6 +58,7 @@ class Limits:
     Attributes:
         max_prompt_tokens: tokens of a prompt.
         max_seconds: longest video, seconds.
+        max_side: largest width and height, pixels.
         max_body_bytes: bytes of one request, its tensors included.
         max_queue: jobs that may wait.
         keep_results: finished jobs whose results are kept for ``/result``.
@@ -66,6 +67,7 @@ class Limits:
 
     max_prompt_tokens: int = 2048
     max_seconds: float = 60.0
+    max_side: int = 8192
     max_body_bytes: int = 4_000_000_000
     max_queue: int = 64
     keep_results: int = 8

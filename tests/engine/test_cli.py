@@ -67,6 +67,9 @@ def test_the_command_line_imports_no_torch() -> None:
         (("--model", "x", "--nproc-per-node", "2", "--ulysses-degree", "3"), "Working layouts"),
         (("--model", "x", "--host", "0.0.0.0"), "--token-file"),
         (("--model", "x", "--config", "/no/such/file"), "cannot be read"),
+        (("--model", "~nobody-has-this-name/model"), "usable path"),
+        (("--model", "x", "--max-seconds", "inf"), "0.25 to 3600"),
+        (("--model", "x", "--data-timeout", "nan"), "10 to 86400"),
     ],
 )
 def test_serve_refuses_to_start_with_words_and_status_2(arguments: tuple[str, ...], words: str) -> None:
@@ -102,6 +105,44 @@ def test_a_ready_file_or_port_that_cannot_be_had_stops_serve_before_any_rank(
     assert "fleet" not in done.stderr
 
 
+def test_a_folder_as_ready_file_and_a_host_that_is_no_name_are_refused_without_leftovers(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    model = ("serve", "--device", "cpu", "--model", str(tiny_checkpoint), "--port", "0")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    done = command(*model, "--ready-file", str(folder))
+    assert (done.returncode, "ready_file" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
+    done = command(*model, "--host", "a..b", H3_ENGINE_TOKEN="word")
+    assert (done.returncode, "a..b" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
+    assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
+
+
+def test_serve_takes_away_only_its_own_ready_file(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    anothers = tmp_path / "ready.json"
+    anothers.write_text("another engine's")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        model = ("serve", "--device", "cpu", "--model", str(tiny_checkpoint), "--ready-file", str(anothers))
+        assert command(*model, "--port", port).returncode == 2
+    assert anothers.read_text() == "another engine's"
+
+
+def test_a_token_that_no_header_can_carry_is_status_2_for_every_command() -> None:
+    done = command("status", H3_ENGINE_TOKEN="two\nlines")
+    assert done.returncode == 2
+    assert "H3_ENGINE_TOKEN" in done.stderr
+    assert "lines" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [("generate", "--prompt", "a boat"), ("demo",)])
+def test_a_folder_as_output_is_refused_before_anything_runs(tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = command(*words, "-o", str(tmp_path), H3_ENGINE_URL="http://127.0.0.1:9")
+    assert done.returncode == 2
+    assert "it is a folder" in done.stderr
+    assert "tiny checkpoint" not in done.stderr
+
+
 def test_another_program_at_the_address_is_no_engine(tmp_path: Path) -> None:
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
     with http.server.HTTPServer(("127.0.0.1", 0), handler) as server:
@@ -129,6 +170,8 @@ def test_make_tiny_says_the_folder_and_refuses_a_full_one(tmp_path: Path) -> Non
     (full / "letter.txt").write_text("keep me")
     assert command("make-tiny", str(full)).returncode == 2
     assert (full / "letter.txt").read_text() == "keep me"
+    done = command("make-tiny", "/proc/model")
+    assert (done.returncode, "folder" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
 
 
 @pytest.mark.ranks
@@ -164,19 +207,25 @@ class TestWithAnEngine:
         assert engine.metric("jobs_submitted_total") == before
 
     async def test_ctrl_c_cancels_the_job(self, engine: EngineProcess, tmp_path: Path) -> None:
+        before = engine.get("/v1/jobs")["jobs"]
         process = subprocess.Popen(
             [sys.executable, "-m", "engine", "generate", "--url", engine.url, *QUICK, "--steps", "1000"],
             cwd=ROOT,
             stderr=subprocess.PIPE,
         )
-        deadline = time.monotonic() + 30
-        while engine.get("/v1/health")["status"] != "busy":
+        known = {job["job_id"] for job in before}
+        deadline = time.monotonic() + 60
+        # Its own job, running: a busy engine alone might still be at the end of an earlier one.
+        while not (mine := [job for job in engine.get("/v1/jobs")["jobs"] if job["job_id"] not in known]) or (
+            mine[0]["state"] != "running"
+        ):
             assert time.monotonic() < deadline
             await asyncio.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        assert process.wait(15) == 130
-        engine.wait_for("ready", 10)
-        assert engine.get("/v1/jobs")["jobs"][-1]["state"] == "cancelled"
+        _, words = process.communicate(timeout=60)
+        assert process.returncode == 130, words.decode()
+        engine.wait_for("ready", 60)
+        assert engine.get(f"/v1/jobs/{mine[0]['job_id']}")["state"] == "cancelled"
         assert not (ROOT / "output.mp4").exists()
 
     def test_ping_says_a_throughput(self, engine: EngineProcess) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,18 @@ def test_every_option_can_stand_in_both_places() -> None:
         ("device: gpu", "config_bad_value", "device", "cuda"),
         ("stages: [denoise, decode]", "config_bad_value", "stages", "decode_video"),
         ("stages: []", "config_bad_value", "stages", "denoise"),
-        ("max_seconds: .nan", "config_bad_value", "max_seconds", "or more"),
-        ("max_queue: 0", "config_bad_value", "max_queue", "1 or more"),
+        ("max_seconds: .nan", "config_bad_value", "max_seconds", "0.25 to 3600"),
+        ("max_seconds: .inf", "config_bad_value", "max_seconds", "0.25 to 3600"),
+        ("data_timeout: .inf", "config_bad_value", "data_timeout", "10 to 86400"),
+        ("data_timeout: 1", "config_bad_value", "data_timeout", "10 to 86400"),
+        ("max_seconds: 1" + "0" * 400, "config_bad_value", "max_seconds", "0.25 to 3600"),
+        ("max_queue: 1" + "0" * 5000, "config_bad_value", "config", "cannot be read"),
+        ("port: 1\nport: 2", "config_bad_value", "config", "stands twice"),
+        ("max-queue: 1\nmax_queue: 2", "config_conflict", "max_queue", "one option"),
+        ('run_dir: "a\\0b"', "config_bad_value", "run_dir", "path"),
+        ("run_dir: ~nobody-has-this-name/x", "config_bad_value", "run_dir", "path"),
+        ("stages: " + "[" * 5000, "config_bad_value", "config", "cannot be read"),
+        ("max_queue: 0", "config_bad_value", "max_queue", "1 to 10000"),
         ("- a\n- b", "config_bad_value", "config", "key: value"),
         ("a: [", "config_bad_value", "config", "YAML"),
     ],
@@ -151,3 +162,22 @@ def test_a_token_file_holds_one_word(tmp_path: Path, text: str) -> None:
     assert refuse(tmp_path, model="/a", token_file=str(file)).field == "token_file"
     file.write_text("word\n")
     assert build(tmp_path, model="/a", token_file=str(file)).token == "word"
+
+
+@pytest.mark.parametrize("text", ["two\nlines", "two words", "wörd"])
+def test_a_token_of_the_environment_is_one_word_too(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("H3_ENGINE_TOKEN", text)
+    error = refuse(tmp_path, model="/a")
+    assert (error.field, error.value) == ("H3_ENGINE_TOKEN", None)
+    monkeypatch.setenv("H3_ENGINE_TOKEN", " word\n")
+    assert build(tmp_path, model="/a").token == "word"
+
+
+def test_every_number_has_finite_bounds() -> None:
+    numbers = [option for option in OPTIONS if option.kind in (int, float)]
+    assert len(numbers) >= 8
+    assert [option.name for option in numbers if not option.low <= option.high < math.inf] == []
+
+
+def test_a_model_with_a_null_character_is_refused(tmp_path: Path) -> None:
+    assert refuse(tmp_path, 'model: "a\\0b"').field == "model"

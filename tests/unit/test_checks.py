@@ -251,3 +251,12 @@ def test_a_stage_that_is_not_served_is_refused(task: str, served: tuple[str, ...
     error = refused({**GENERATE} if task == "generate" else {"task": task}, stages=served)
     assert (error.code, error.status) == ("stage_not_served", 422)
     assert served[0] in str(error.remedy)
+
+
+@pytest.mark.parametrize(("width", "height", "field"), [(8224, 4096, "width"), (4096, 8224, "height")])
+def test_a_side_above_the_operators_limit_is_refused(width: int, height: int, field: str) -> None:
+    error = refused({**GENERATE, "width": width, "height": height})
+    assert (error.code, error.field, error.value) == ("bad_canvas", f"request.{field}", 8224)
+    assert check({**GENERATE, "width": 8192, "height": 8192}).facts["width"] == 8192
+    assert refused({**GENERATE, "width": 64, "height": 64}, limits=Limits(max_side=32)).code == "bad_canvas"
+    assert refused({"task": "decode"}, latents(), limits=Limits(max_side=1312)).field == "parts.latents.width"
