@@ -55,7 +55,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"frames": None, "seconds": 0}, "out_of_range", "request.seconds"),
     ({"frames": None, "seconds": -1.5}, "out_of_range", "request.seconds"),
     ({"frames": None, "seconds": float("nan")}, "out_of_range", "request.seconds"),
-    ({"frames": None, "seconds": 30}, "out_of_range", "request.frames"),
+    ({"frames": None, "seconds": 30}, "out_of_range", "request.seconds"),
     ({"frames": 4}, "out_of_range", "request.frames"),
     ({"steps": 0}, "out_of_range", "request.steps"),
     ({"steps": 2.5}, "wrong_type", "request.steps"),
