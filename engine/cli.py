@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 from collections.abc import Callable, Sequence
 
-from . import cli_client, cli_demo, cli_serve
+from . import cli_client, cli_demo, cli_serve, env
 from .cli_output import tell
-from .config import OPTIONS
 from .contract.errors import ConfigError, EngineError, JobCancelled, RequestError
 from .contract.version import ENGINE_VERSION
 
@@ -23,7 +23,7 @@ _Run = Callable[[argparse.Namespace], int]
 COMMANDS: dict[str, tuple[str, _Add, _Run]] = {
     "serve": ("start an engine", cli_serve.add_arguments, cli_serve.run),
     "generate": ("make a video on a running engine", cli_client.add_generate_arguments, cli_client.run_generate),
-    "status": ("describe a running engine as JSON", cli_client.add_url, cli_client.run_status),
+    "status": ("describe a running engine and its last jobs as JSON", cli_client.add_url, cli_client.run_status),
     "ping": ("measure the way to rank 0 and back", cli_client.add_ping_arguments, cli_client.run_ping),
     "make-tiny": ("write a random checkpoint", cli_demo.add_make_tiny_arguments, cli_demo.run_make_tiny),
     "demo": ("make-tiny, serve, generate, stop", cli_demo.add_demo_arguments, cli_demo.run_demo),
@@ -36,7 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=ENGINE_VERSION)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (words, add, _) in COMMANDS.items():
-        add(commands.add_parser(name, help=words, description=words.capitalize() + ".", allow_abbrev=False))
+        add(commands.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.", allow_abbrev=False))
     return parser
 
 
@@ -46,28 +46,44 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments, unknown = parser.parse_known_args(argv)
     _, _, run = COMMANDS[arguments.command]
     try:
-        _refuse_unknown(unknown)
+        _refuse_unknown(arguments.command, unknown)
         return run(arguments)
     except KeyboardInterrupt:
         tell("cancelled")
         return CANCELLED
     except EngineError as error:
+        if error.code == "unauthorized":
+            error.remedy = f"Set {env.TOKEN} to the engine's token."
         tell(f"error: {error} ({error.code})")
         return exit_status(error)
 
 
-def _refuse_unknown(words: Sequence[str]) -> None:
+def _refuse_unknown(command: str, words: Sequence[str]) -> None:
     if not words:
         return
+    if not words[0].startswith("-"):
+        raise ConfigError(
+            "config_unknown_key",
+            f"{' '.join(words)!r} belongs to no option.",
+            remedy='Put quotes around a text of several words, as in --prompt "A red fox".',
+        )
     flag, _, value = words[0].partition("=")
-    close = difflib.get_close_matches(flag, [option.flag for option in OPTIONS], n=2)
+    close = difflib.get_close_matches(flag, _flags(command), n=2)
     raise ConfigError(
         "config_unknown_key",
         f"There is no option {flag}.",
         field=flag,
         value=value or " ".join(words[1:2]) or None,
-        remedy=f"Did you mean {' or '.join(close)}?" if close else "See h3-engine COMMAND --help.",
+        remedy=f"Did you mean {' or '.join(close)}?" if close else f"See h3-engine {command} --help.",
     )
+
+
+def _flags(command: str) -> list[str]:
+    """Return the options that ``command`` has, as its usage names them."""
+    parser = argparse.ArgumentParser()
+    _, add, _ = COMMANDS[command]
+    add(parser)
+    return re.findall(r"--[\w-]+", parser.format_usage())
 
 
 def exit_status(error: EngineError) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import tempfile
 import time
@@ -15,14 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from . import env
-from .cli_output import ProgressBar, bytes_in_words, say, tell
+from .cli_output import ProgressBar, say, tell
 from .client import EngineClient
 from .config import DEFAULT_PORT, absolute_path
 from .contract.errors import ConfigError, EngineDeadError
-from .contract.limits import DEFAULT_STEPS
+from .contract.limits import DEFAULT_SECONDS, DEFAULT_STEPS
+from .contract.urls import check_url
+from .contract.words import bytes_in_words
 
 _DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
 _POLL_SECONDS = 0.5
+_SHOWN_JOBS = 20
 
 
 def add_url(parser: argparse.ArgumentParser) -> None:
@@ -33,15 +37,22 @@ def add_url(parser: argparse.ArgumentParser) -> None:
 def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``generate``."""
     add_url(parser)
-    parser.add_argument("--prompt", required=True, help="what the video shows")
+    parser.add_argument("--prompt", help="what is seen and heard, in quotes (required)")
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--seconds", type=float, help="duration (default: 5)")
+    length.add_argument("--seconds", type=float, help=f"duration (default: {DEFAULT_SECONDS:g})")
     length.add_argument("--frames", type=int, help="frames at 24 a second, snapped up to 17n+5")
     parser.add_argument("--width", type=int, help="pixels (default: the checkpoint's 16:9 canvas)")
-    parser.add_argument("--height", type=int, help="pixels")
-    parser.add_argument("--steps", type=int, default=DEFAULT_STEPS, help="forwards of the transformer")
-    parser.add_argument("--seed", type=int, default=0, help="0 to 2^64 - 1")
-    parser.add_argument("-o", "--output", default="output.mp4", metavar="OUT.mp4", help="where the MP4 goes")
+    parser.add_argument("--height", type=int, help="pixels (default: the checkpoint's 16:9 canvas)")
+    steps = "how many times the model runs (forwards); 30 to 50 are usual, more is slower (default: %(default)s)"
+    parser.add_argument("--steps", type=int, default=DEFAULT_STEPS, help=steps)
+    parser.add_argument("--seed", type=int, default=0, help="0 to 2^64 - 1 (default: %(default)s)")
+    add_output(parser, "output.mp4")
+
+
+def add_output(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add ``--output``, the MP4 to write."""
+    words = "the MP4 file to write (default: %(default)s)"
+    parser.add_argument("-o", "--output", default=default, metavar="FILE.mp4", help=words)
 
 
 def request_of(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -55,22 +66,35 @@ def output_of(arguments: argparse.Namespace) -> Path:
     """Return ``--output`` as an absolute path.
 
     Raises:
-        ConfigError: no file can be put there, for it is a folder or in none.
+        ConfigError: no file can be put there, for it is a folder or in none; or it is not to be an MP4.
     """
     output = absolute_path(arguments.output, field="output")
-    if output.is_dir() or not output.parent.is_dir():
-        raise ConfigError(
-            "config_bad_value",
-            f"The output cannot be written: {'it is a folder' if output.is_dir() else 'its folder does not exist'}.",
-            field="output",
-            value=str(output),
-            remedy="Give the path of an MP4 file in a folder that exists.",
-        )
-    return output
+    if output.is_dir():
+        problem, remedy = "it is a folder", f"Give the file's name too, for example {output / 'output.mp4'}."
+    elif not output.parent.is_dir():
+        problem, remedy = f"there is no folder {output.parent}", "Make it first, or choose a folder that exists."
+    elif output.suffix.lower() not in ("", ".mp4"):
+        problem, remedy = f"the engine makes MP4 files, not {output.suffix}", "Use a name that ends in .mp4."
+    else:
+        return output
+    raise ConfigError(
+        "config_bad_value",
+        f"The output cannot be written: {problem}.",
+        field="output",
+        value=str(output),
+        remedy=remedy,
+    )
 
 
 def run_generate(arguments: argparse.Namespace) -> int:
     """Generate one video and say its path."""
+    if arguments.prompt is None:
+        raise ConfigError(
+            "config_bad_value",
+            "A prompt is needed.",
+            field="prompt",
+            remedy='Give one: --prompt "A red fox in the snow".',
+        )
     output = output_of(arguments)
     path = asyncio.run(generate(_client(arguments), request_of(arguments), output))
     say(str(path))
@@ -91,7 +115,7 @@ async def generate(client: EngineClient, request: Mapping[str, Any], output: Pat
         raise ConfigError(
             "config_bad_value", f"The output cannot be written: {error}", field="output", value=str(output)
         ) from error
-    with scratch as folder:
+    with scratch as folder, contextlib.closing(bar):
         async with client:
             await _wait_until_loaded(client, bar)
             outcome = await client.run(request, folder=Path(folder), on_event=bar.take)
@@ -106,13 +130,13 @@ async def _wait_until_loaded(client: EngineClient, bar: ProgressBar) -> None:
 
 
 def run_status(arguments: argparse.Namespace) -> int:
-    """Say the engine's health, description and jobs as JSON."""
+    """Say the engine's health, description and last jobs as JSON."""
     return asyncio.run(_with_client(arguments, _say_status))
 
 
 async def _say_status(client: EngineClient) -> int:
     health, info, jobs = [await client.call("GET", f"/v1/{name}") for name in ("health", "info", "jobs")]
-    say(json.dumps({"health": health, "info": info, "jobs": jobs["jobs"]}, indent=2))
+    say(json.dumps({"health": health, "info": info, "jobs": jobs["jobs"][-_SHOWN_JOBS:]}, indent=2))
     if health["status"] == "dead":
         raise EngineDeadError("engine_dead", f"The engine is dead. {health['reason']}")
     return 0
@@ -121,7 +145,9 @@ async def _say_status(client: EngineClient) -> int:
 def add_ping_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``ping``."""
     add_url(parser)
-    parser.add_argument("--megabytes", type=int, default=64, help="bytes to send and get back, in 1e6")
+    parser.add_argument(
+        "--megabytes", type=int, default=64, help="how much to send and get back (default: %(default)s)"
+    )
 
 
 def run_ping(arguments: argparse.Namespace) -> int:
@@ -152,7 +178,7 @@ def write_blob(path: Path, length: int) -> None:
 
 
 def _client(arguments: argparse.Namespace) -> EngineClient:
-    return EngineClient(arguments.url or env.read_url(_DEFAULT_URL), token=env.read_token())
+    return EngineClient(check_url(arguments.url or env.read_url(_DEFAULT_URL)), token=env.read_token())
 
 
 async def _with_client(arguments: argparse.Namespace, run: Callable[[EngineClient], Awaitable[int]]) -> int:

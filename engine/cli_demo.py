@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from . import env
-from .cli_client import generate, output_of
-from .cli_output import bytes_in_words, say, tell
+from .cli_client import add_output, generate, output_of
+from .cli_output import say, tell
 from .client import EngineClient
 from .config import absolute_path
 from .contract.errors import ConfigError, EngineDeadError
+from .contract.words import bytes_in_words
 
 PRESETS = ("tiny", "small")
 _RANKS = 2
@@ -37,7 +38,9 @@ _LOG_LINES = 40
 def add_make_tiny_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``make-tiny``."""
     parser.add_argument("folder", metavar="DIR", help="new folder of the checkpoint")
-    parser.add_argument("--preset", choices=PRESETS, default="tiny", help="tiny: a few MB; small: wider layers")
+    parser.add_argument(
+        "--preset", choices=PRESETS, default="tiny", help="tiny: a few MB; small: wider layers (default: %(default)s)"
+    )
 
 
 def run_make_tiny(arguments: argparse.Namespace) -> int:
@@ -67,7 +70,7 @@ def _make_tiny(folder: Path, preset: str) -> dict[str, Any]:
 
 def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``demo``."""
-    parser.add_argument("-o", "--output", default="demo.mp4", metavar="demo.mp4", help="where the MP4 goes")
+    add_output(parser, "demo.mp4")
     parser.add_argument("--folder", metavar="DIR", help="where the checkpoint is kept (default: a temporary folder)")
 
 

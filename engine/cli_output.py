@@ -9,6 +9,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from .contract.words import bytes_in_words
+
 _BAR = 24
 
 
@@ -30,20 +32,13 @@ def log_to_stderr() -> None:
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
 
 
-def bytes_in_words(count: float) -> str:
-    """Return ``count`` bytes in GB, MB or kB (powers of ten)."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count:.0f} bytes"
-
-
 class ProgressBar:
     """A job's progress on stderr: one line that is redrawn on a terminal, one line a stage elsewhere."""
 
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
         self._shown = ""
+        self._open = False
         self._began = time.monotonic()
 
     def take(self, event: Mapping[str, Any]) -> None:
@@ -58,10 +53,11 @@ class ProgressBar:
             left = f"{event['remaining_seconds']:.0f} s left"
             self._show(event["progress"], f"{event['stage']} {event['step']}/{event['total']}, {left}", lasting=False)
         elif kind == "warning":
-            self._line(f"note: {event['message']}")
+            self.close()
+            tell(f"note: {event['message']}")
         elif kind == "done":
             self._show(1.0, f"done in {time.monotonic() - self._began:.1f} s", lasting=True)
-            self._line("")
+            self.close()
 
     def show_loading(self, health: Mapping[str, Any]) -> None:
         """Show how far the engine has loaded."""
@@ -78,12 +74,13 @@ class ProgressBar:
             width = shutil.get_terminal_size().columns - 1
             sys.stderr.write("\r" + text[:width].ljust(width))
             sys.stderr.flush()
+            self._open = True
         elif lasting and text != self._shown:
             tell(text)
         self._shown = text
 
-    def _line(self, text: str) -> None:
-        if self._live:
-            sys.stderr.write("\n")
-        if text:
-            tell(text)
+    def close(self) -> None:
+        """End the bar's line, so that what is told next has a line of its own."""
+        if self._open:
+            tell("")
+            self._open = False

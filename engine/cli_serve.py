@@ -22,9 +22,10 @@ from pathlib import Path
 from aiohttp import web
 
 from .checkpoint import open_checkpoint
-from .cli_output import bytes_in_words, log_to_stderr, say, tell
+from .cli_output import log_to_stderr, say, tell
 from .config import OPTIONS, EngineConfig, build_config
 from .contract.errors import ConfigError
+from .contract.words import bytes_in_words
 from .controller import Controller
 from .controller_folder import open_run_folder
 from .server.app import build_app

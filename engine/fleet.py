@@ -113,7 +113,8 @@ def launch(options: RankOptions, *, store: TCPStore, nproc_per_node: int, max_re
         signals_to_handle="SIGTERM,SIGINT",
         shutdown_timeout=_SHUTDOWN_SECONDS,
     )
-    logger.info("launch %d: %d ranks, store at %s:%d", options.launch, nproc_per_node, _LOOPBACK, store.port)
+    ranks = f"{nproc_per_node} rank{'' if nproc_per_node == 1 else 's'}"
+    logger.info("launch %d: %s, store at %s:%d", options.launch, ranks, _LOOPBACK, store.port)
     options = dataclasses.replace(options, fleet=os.getpid())
     elastic_launch(config, sys.executable)("-m", f"{__package__}.worker", options.to_json())
 

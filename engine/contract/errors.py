@@ -65,7 +65,7 @@ class EngineError(Exception):
         """What a person reads: message, field and value, remedy."""
         parts = [self.message]
         if self.field is not None:
-            parts.append(f"[{self.field} = {self.value!r}]")
+            parts.append(f"[{self.field}]" if self.value is None else f"[{self.field} = {self.value!r}]")
         if self.remedy:
             parts.append(self.remedy)
         return " ".join(parts)

@@ -19,7 +19,9 @@ import av
 import pytest
 
 from engine.cli import COMMANDS, build_parser, exit_status
+from engine.cli_output import ProgressBar, tell
 from engine.contract.errors import ConfigError, EngineBusyError, EngineDeadError, JobCancelled, JobError, RequestError
+from engine.contract.limits import DEFAULT_STEPS
 from tests.support.engine_process import ROOT, EngineProcess
 
 QUICK = ("--prompt", "a boat", "--frames", "5", "--width", "32", "--height", "32")
@@ -174,6 +176,58 @@ def test_make_tiny_says_the_folder_and_refuses_a_full_one(tmp_path: Path) -> Non
     assert (done.returncode, "folder" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("generate", "--prompt", "A", "red", "fox"), ("'red fox'", "quotes")),
+        (("generate", "--promt", "A red fox"), ("--promt", "Did you mean --prompt?")),
+        (("generate", "--second=5", "--prompt", "A fox"), ("--second", "--seconds")),
+        (("ping", "--megabyte", "5"), ("--megabyte", "--megabytes")),
+        (("serve", "--modell", "/a"), ("--modell", "--model")),
+        (("generate",), ("prompt is needed", "--prompt")),
+        (("generate", "--prompt", "A fox", "-o", "/nowhere/x.mp4"), ("no folder /nowhere", "Make it")),
+        (("generate", "--prompt", "A fox", "-o", "/tmp/x.mov"), ("MP4 files, not .mov", ".mp4")),
+        (("status", "--url", "ftp://localhost:8190"), ("http://host:port", "url")),
+    ],
+)
+def test_what_is_mistyped_is_status_2_with_what_was_meant(words: tuple[str, ...], told: tuple[str, ...]) -> None:
+    done = command(*words)
+    assert done.returncode == 2
+    assert [word for word in told if word not in done.stderr] == [], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("generate",), ("(default: 5)", f"(default: {DEFAULT_STEPS})", "(default: 0)", "(default: output.mp4)")),
+        (("ping",), ("(default: 64)",)),
+        (("demo",), ("(default: demo.mp4)",)),
+        (("make-tiny",), ("(default: tiny)",)),
+        (("status",), ("as JSON",)),
+    ],
+)
+def test_help_names_the_defaults(words: tuple[str, ...], told: tuple[str, ...]) -> None:
+    text = " ".join(command(*words, "--help").stdout.split())
+    assert [word for word in told if word not in text] == []
+
+
+def test_what_is_told_after_the_bar_has_a_line_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    bar = ProgressBar()
+    bar.take({"type": "warning", "message": "first"})
+    bar.take({"type": "stage_started", "stage": "denoise", "progress": 0.1})
+    bar.take({"type": "warning", "message": "second"})
+    bar.take({"type": "step", "stage": "denoise", "step": 1, "total": 2, "progress": 0.2, "remaining_seconds": 1.0})
+    bar.close()
+    tell("error: third")
+    lines = capsys.readouterr().err.split("\n")
+    assert (lines[0], lines[2], lines[4]) == ("note: first", "note: second", "error: third")
+    assert "denoise" in lines[1]
+    assert "denoise 1/2" in lines[3]
+
+
 @pytest.mark.ranks
 class TestWithAnEngine:
     """Commands against the shared engine."""
@@ -184,6 +238,10 @@ class TestWithAnEngine:
         answer = json.loads(done.stdout)
         assert answer["health"]["status"] == "ready"
         assert answer["info"]["ranks"] == 2
+
+    def test_an_address_without_its_scheme_will_do(self, engine: EngineProcess) -> None:
+        done = command("status", "--url", engine.url.removeprefix("http://"))
+        assert (done.returncode, done.stderr) == (0, f"engine at {engine.url}\n")
 
     def test_generate_writes_the_mp4_and_says_its_path(self, engine: EngineProcess, tmp_path: Path) -> None:
         target = tmp_path / "boat.mp4"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 
 from engine.client import EngineClient
 from engine.contract.errors import ConfigError, RequestError
-from tests.support.engine_process import EngineProcess
+from tests.support.engine_process import ROOT, EngineProcess
 from tests.support.jobs import QUICK
 
 pytestmark = pytest.mark.ranks
@@ -45,6 +47,15 @@ async def test_with_the_token_the_client_is_served(guarded: EngineProcess, tmp_p
         with pytest.raises(RequestError) as caught:
             await client.run(QUICK, folder=tmp_path)
     assert caught.value.code == "unauthorized"
+
+
+def test_the_command_line_without_the_token_says_where_it_goes(guarded: EngineProcess) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("H3_ENGINE_")}
+    words = [sys.executable, "-m", "engine", "status", "--url", guarded.url]
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "Set H3_ENGINE_TOKEN to the engine's token." in done.stderr
+    assert "None" not in done.stderr
 
 
 def test_the_token_does_not_reach_the_ranks(guarded: EngineProcess) -> None:

@@ -71,6 +71,12 @@ def test_the_text_of_an_error_says_field_value_and_remedy() -> None:
     assert str(error) == "Not on the grid. [request.width = 848] Use 832 or 864."
 
 
+def test_the_text_of_an_error_without_a_value_says_the_field_alone() -> None:
+    assert str(RequestError("unauthorized", "No token.", field="Authorization", remedy="Set it.")) == (
+        "No token. [Authorization] Set it."
+    )
+
+
 def test_a_code_that_does_not_exist_cannot_be_raised() -> None:
     with pytest.raises(AssertionError):
         RequestError("no_such_code", "m")
