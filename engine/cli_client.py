@@ -41,12 +41,13 @@ def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--height", type=int, help="pixels")
     parser.add_argument("--steps", type=int, default=DEFAULT_STEPS, help="forwards of the transformer")
     parser.add_argument("--seed", type=int, default=0, help="0 to 2^64 - 1")
+    parser.add_argument("--pad-seq-len", type=int, metavar="ROWS", help="rows to pad the sequence to, a multiple of 64")
     parser.add_argument("-o", "--output", default="output.mp4", metavar="OUT.mp4", help="where the MP4 goes")
 
 
 def request_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the ``generate`` request of the command line; what is not given is left to the engine."""
-    names = ("prompt", "seconds", "frames", "width", "height", "steps", "seed")
+    names = ("prompt", "seconds", "frames", "width", "height", "steps", "seed", "pad_seq_len")
     given = {name: getattr(arguments, name) for name in names}
     return {"task": "generate", **{name: value for name, value in given.items() if value is not None}}
 

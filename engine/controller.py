@@ -20,7 +20,7 @@ from typing import Any
 
 from .checkpoint import Checkpoint
 from .config import EngineConfig
-from .contract.checks import Headers, Plan, check_request
+from .contract.checks import Headers, Plan, check_request, check_tokens
 from .contract.errors import (
     EngineBusyError,
     EngineDeadError,
@@ -115,7 +115,7 @@ class Controller:
             "partitions": list(self.checkpoint.partitions),
             "stages": list(self.config.stages),
             "ranks": self.config.nproc_per_node,
-            "layout": {"ulysses_degree": self.config.ulysses_degree},
+            "layout": self.config.layout.to_dict(),
             "device": ranks.get("device"),
             "dtype": ranks.get("dtype"),
             "backend": ranks.get("backend"),
@@ -132,20 +132,11 @@ class Controller:
         Raises:
             RequestError: naming field, value and remedy.
         """
-        limits = self.config.limits
-        plan = check_request(
-            request, facts=self.checkpoint.facts, limits=limits, headers=headers, stages=self.config.stages
-        )
+        facts, limits = self.checkpoint.facts, self.config.limits
+        plan = check_request(request, facts=facts, limits=limits, headers=headers, stages=self.config.stages)
         if isinstance(request, (EncodePrompt, Generate)):
             tokens = await asyncio.to_thread(self.checkpoint.count_tokens, request.prompt)
-            if tokens > limits.max_prompt_tokens:
-                raise RequestError(
-                    "prompt_too_long",
-                    f"The prompt has {tokens} tokens, the limit is {limits.max_prompt_tokens}.",
-                    field="request.prompt",
-                    value=tokens,
-                    remedy="Shorten the prompt, or raise --max-prompt-tokens.",
-                )
+            plan = check_tokens(plan, tokens, facts=facts, limits=limits)
         return plan
 
     def check_new(self, job_id: str) -> None:
