@@ -180,6 +180,11 @@ def parse_request(data: Mapping[str, Any], *, path: str = "request") -> Request:
     return parse_object(cls, data, path=path)
 
 
+def request_to_dict(request: Request) -> dict[str, Any]:
+    """Return the JSON form; a field that is None is absent, so that an older engine is not sent what it cannot know."""
+    return {name: value for name, value in dataclasses.asdict(request).items() if value is not None}
+
+
 # --- to the engine ---------------------------------------------------------------------------------------------------
 
 
