@@ -45,6 +45,25 @@ CASES = {
         ("modular_model_index.json", "/nowhere"),
     ),
     "an unknown device": (make_t2va(connect__device="tpu"), "connect", ("device = 'tpu'", "auto")),
+    "ranks that cannot be laid out": (
+        make_t2va(connect__ranks=3, connect__ring_degree=2),
+        "connect",
+        ("ranks = 3", "ring_degree", "0 or 2"),
+    ),
+    "weights that are no numbers": (make_t2va(connect__rank_weights="2,x"), "connect", ("rank_weights", "2,1,1")),
+    "a text encoder in three": (make_t2va(connect__text_encoder_tp_degree=3), "connect", ("1, 2, 4 or 8",)),
+    "too many weights": (make_t2va(connect__rank_weights="2,1,1"), "encode", ("3 weights", "2 ranks", "rank_weights")),
+    "a pinned length that is too short": (
+        make_t2va(sample__pad_seq_len=64),
+        "sample",
+        ("pad_seq_len = 64", "rows", "Use 192"),
+    ),
+    "a pinned length between two multiples": (
+        make_t2va(sample__pad_seq_len=200),
+        "sample",
+        ("multiple of 64", "Use 192"),
+    ),
+    "a pinned length beyond the limit": (make_t2va(sample__pad_seq_len=2**20), "sample", ("131072",)),
     "a URL that is none": (make_t2va(connect__url="localhost:8190"), "connect", ("http://host:port",)),
     "an engine that is not there": (make_t2va(connect__url="http://127.0.0.1:9"), "encode", ("does not answer", "url")),
 }

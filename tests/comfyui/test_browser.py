@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from playwright.sync_api import Page
 
@@ -64,6 +65,34 @@ def test_the_workflow_loads_runs_and_its_video_plays(
         assert missing == []
         assert "Done in" in texts["H3EngineSampler"]
         assert errors == []
+
+
+def _saved_values(page: Page) -> dict[int, list[Any]]:
+    nodes = json.loads(page.evaluate("() => JSON.stringify(app.graph.serialize())"))["nodes"]
+    return {node["id"]: node.get("widgets_values") or [] for node in nodes}
+
+
+def test_a_file_saved_before_inputs_were_appended_gets_their_defaults_and_runs(comfyui: ComfyUI) -> None:
+    old = json.loads((ROOT / "tests" / "comfyui" / "saved" / "t2va_before_parallel.json").read_text())
+    with comfyui_page(comfyui, vue_nodes=False) as page:
+        page.evaluate("async (workflow) => { await app.loadGraphData(workflow, true, true); }", old)
+        values = _saved_values(page)
+        _run(page, old, ARTIFACTS / "t2va_before_parallel.png")
+        assert page.evaluate("() => app.graph._nodes.filter((node) => node.has_errors).length") == 0
+    appended = {"H3EngineConnect": [0, 1, 1, 1, False, False, ""], "H3EngineSampler": [0]}
+    for node in old["nodes"]:
+        assert values[node["id"]] == [*(node.get("widgets_values") or []), *appended.get(node["type"], [])]
+
+
+def test_the_template_of_several_ranks_runs_on_a_ring(comfyui: ComfyUI) -> None:
+    workflow = json.loads((ROOT / "workflows" / "t2va_parallel.json").read_text())
+    with comfyui_page(comfyui, vue_nodes=False) as page:
+        _run(page, workflow, ARTIFACTS / "t2va_parallel.png")
+        values = _saved_values(page)
+    connect = next(node for node in workflow["nodes"] if node["type"] == "H3EngineConnect")
+    assert values[connect["id"]] == connect["widgets_values"]
+    command = " ".join(" ".join(psutil.Process(pid).cmdline()) for pid in comfyui.engine_pids())
+    assert "--ulysses-degree 1 --ring-degree 2 --text-encoder-tp-degree 2" in command
 
 
 def test_the_page_saves_the_workflow_with_the_values_it_was_given(comfyui: ComfyUI, workflow: dict[str, Any]) -> None:
