@@ -181,14 +181,16 @@ class _Job:
 
     def _generate(self, request: Generate) -> dict[str, Any]:
         embeds = self._encode(request.prompt)
-        # Nobody waits for rank 0's tensors before it is known to have them.
-        self._boundary()
         shared = share_tensors(None if embeds is None else vars(embeds), self._mesh)
         return self._decode(self._denoise(PromptEmbeds(**shared), request), request)
 
     def _encode(self, prompt: str) -> PromptEmbeds | None:
+        """Return the conditioning on rank 0, which is known to all to have it, and None elsewhere."""
         with self._progress.running("encode_prompt"):
-            return encode_prompt(self._ctx, prompt=prompt)
+            embeds = encode_prompt(self._ctx, prompt=prompt)
+        # The sums over the parts of a divided text encoder are data collectives: all ranks must have left them.
+        self._boundary()
+        return embeds if self._mesh.layout.rank == 0 else None
 
     def _denoise(self, embeds: PromptEmbeds, request: Denoise | Generate) -> Latents:
         # The server resolved the request: sizes are final.

@@ -2,8 +2,7 @@
 
 Tensor parallelism and sharded weights communicate from within a forward, past this package's own collectives.
 `guard_collectives` makes a model tell of them as those do: the mesh is dirty as soon as a forward begins, and a lost
-or aborted group is a `DataGroupError`, not the model's own fault. torch keeps these groups inside the model, so that the
-mesh is pinned: after a failure in the middle of a forward the ranks restart.
+or aborted group is a `DataGroupError`, not the model's own fault. Raises what the model raises.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ _GLOO = "gloo/"
 
 def guard_collectives(model: Any, mesh: Mesh) -> None:
     """Guard the forward of ``model``, whose layers communicate over groups of ``mesh``."""
-    mesh.pinned = True
     inner = model.forward
 
     @functools.wraps(inner)
