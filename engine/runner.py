@@ -206,6 +206,7 @@ class _Job:
                 frames=request.frames,
                 steps=request.steps,
                 seed=request.seed,
+                pad_seq_len=request.pad_seq_len,
             )
             self._boundary()
         self._outputs.tensors("latents", vars(latents))
