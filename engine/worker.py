@@ -33,6 +33,7 @@ from .models.bundle import COMPONENTS, Models
 from .models.loading import load_models
 from .outputs import NoOutputs, Outputs, RelayOutputs
 from .parallel.collectives import collect_json
+from .parallel.compile import compile_blocks
 from .parallel.guard import guard_collectives
 from .parallel.layout import Layout
 from .parallel.mesh import Mesh
@@ -206,6 +207,8 @@ class Worker:
             return 0
         if models.transformer is not None:
             apply_sequence_parallel(models.transformer, self._mesh, rank_weights=self._options.rank_weights)
+            if self._options.compile:
+                compile_blocks(models.transformer)
         self._role.ready(self._info(models))
         return self._serve(JobRunner(models, self._mesh, self._watchdog))
 

@@ -73,7 +73,14 @@ def sequence_attention(
 
 
 class SequenceAttnProcessor(MiniMaxH3AttnProcessor):  # type: ignore[misc]
-    """The attention processor of the blocks of a transformer whose rows may be divided."""
+    """The attention processor of the blocks of a transformer whose rows may be divided.
+
+    Attributes:
+        compiled: whether it is part of a compiled region, which must not ask how the rows are divided: it would be
+            compiled anew for each number of used rows.
+    """
+
+    compiled = False
 
     def __init__(self, active: ActiveShard) -> None:
         self._active = active
@@ -86,8 +93,7 @@ class SequenceAttnProcessor(MiniMaxH3AttnProcessor):  # type: ignore[misc]
         attention_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Project, normalise and rotate this rank's rows [B, R, C], attend, project back [B, R, C]."""
-        shard = self._active.shard
-        if shard is None or shard.plain:
+        if not self.compiled and (self._active.shard is None or self._active.shard.plain):
             whole: torch.Tensor = super().__call__(attn, hidden_states, rotary_emb, attention_mask)
             return whole
         assert attention_mask is None, "the packed sequence is one document without a mask"
