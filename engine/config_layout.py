@@ -44,12 +44,12 @@ def resolve_layout(values: Mapping[str, Any], devices: Devices) -> ParallelOptio
         )
     _check_text_encoder_degree(values["text_encoder_tp_degree"], ranks)
     _check_weights(values["rank_weights"], ulysses * values["ring_degree"])
-    if values["shard_weights"] and ranks == 1:
+    if values["shard_weights"] and ulysses * values["ring_degree"] == 1:
         raise _conflict(
-            "With one rank there is nobody to share the weights with.",
+            "The ranks that share a sequence (ulysses_degree x ring_degree) share the weights too; here that is one.",
             field="shard_weights",
             value=True,
-            remedy="Leave --shard-weights out, or use more ranks (--nproc-per-node 2).",
+            remedy=f"Leave --shard-weights out, or use more ranks: --nproc-per-node {2 * ranks}.",
         )
     return ParallelOptions(
         ulysses_degree=ulysses,

@@ -120,6 +120,7 @@ class Controller:
             "dtype": ranks.get("dtype"),
             "backend": ranks.get("backend"),
             "pids": ranks.get("pids"),
+            "weight_bytes": ranks.get("weight_bytes"),
             "facts": self.checkpoint.facts.to_dict(),
             "limits": self.config.limits.to_dict(),
         }

@@ -143,6 +143,7 @@ def test_the_layout_can_stand_in_the_file(tmp_path: Path) -> None:
         ({"nproc_per_node": 4, "rank_weights": "1,2"}, "rank_weights", "1,2", "4 positive numbers"),
         ({"nproc_per_node": 4, "tp_degree": 2, "rank_weights": "1,2,3,4"}, "rank_weights", "1,2,3,4", "1,1"),
         ({"shard_weights": True}, "shard_weights", True, "--nproc-per-node 2"),
+        ({"shard_weights": True, "tp_degree": 2}, "shard_weights", True, "--nproc-per-node 4"),
     ],
 )
 def test_a_layout_that_cannot_work_is_refused_with_those_that_can(
