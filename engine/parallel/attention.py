@@ -97,17 +97,17 @@ class SequenceAttnProcessor(MiniMaxH3AttnProcessor):  # type: ignore[misc]
             whole: torch.Tensor = super().__call__(attn, hidden_states, rotary_emb, attention_mask)
             return whole
         assert attention_mask is None, "the packed sequence is one document without a mask"
-        query, key, value = (x.unflatten(-1, (attn.heads, -1)) for x in _project(attn, hidden_states))
+        query, key, value = (torch.unflatten(x, -1, (attn.heads, -1)) for x in _project(attn, hidden_states))
         query, key = attn.norm_q(query), attn.norm_k(key)
         if rotary_emb is not None:
             query, key = _apply_rotary_emb(query, *rotary_emb), _apply_rotary_emb(key, *rotary_emb)
-        attended = self._attend(query, key, value).flatten(2, 3).type_as(query)
+        attended: torch.Tensor = self._attend(query, key, value).flatten(2, 3).type_as(query)
         for layer in attn.to_out:
             attended = layer(attended)
         return attended
 
     # Collectives and the valid length stay out of compiled regions, which would specialise on them.
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         shard = self._active.shard
         assert shard is not None

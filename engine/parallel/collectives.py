@@ -62,7 +62,7 @@ def gather_uneven(x: torch.Tensor, counts: Sequence[int], *, mesh: Mesh, axis: s
     send = [0 if rank == own else x.numel() for rank in range(len(counts))]
     # The slices of an all-to-all are separate memory, so the values are repeated, one copy a receiver.
     joined = exchange(x.repeat(len(counts) - 1), send=send, receive=others, mesh=mesh, axis=axis, kind=kind)
-    parts = list(joined.split(others))
+    parts = list(torch.split(joined, others))
     parts[own] = x
     return parts
 

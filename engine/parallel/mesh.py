@@ -97,6 +97,8 @@ class Mesh:
         """Make new data groups; every rank calls it together."""
         self.leave_data()
         self.dirty = False
+        # Whatever a failed collective held is gone with its groups.
+        self.account.reset()
         for ranks in self._memberships():
             # Ranks outside a group must call too, and get a placeholder.
             group = dist.new_group(list(ranks), backend=self.backend, timeout=self._data_timeout)

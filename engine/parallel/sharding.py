@@ -40,15 +40,24 @@ class SequenceParallel:
         shard: the rows of the forward that runs; None between forwards.
     """
 
-    def __init__(self, transformer: Any, mesh: Mesh, rank_weights: Sequence[float] | None) -> None:
+    def __init__(
+        self,
+        transformer: Any,
+        mesh: Mesh,
+        *,
+        rank_weights: Sequence[float] | None = None,
+        weights_axis: str | None = None,
+    ) -> None:
         self.mesh = mesh
         self.shard: Shard | None = None
         self._transformer = transformer
-        self._weights = rank_weights
+        self._rank_weights = rank_weights
+        self._weights_axis = weights_axis
         self.strategy = self.build(full_strategy(mesh.layout))
         self._signature = inspect.signature(transformer.forward)
         self._inputs: dict[str, Any] = {}
         self._split: Split | None = None
+        self._last_split: Split | None = None
         self._split_key: tuple[Any, ...] = ()
         self._processors = transformer.attn_processors
         transformer.set_attn_processor(
@@ -67,7 +76,7 @@ class SequenceParallel:
 
     def build(self, name: str) -> Strategy:
         """Return strategy ``name`` of this layout; see `build_strategy`."""
-        return build_strategy(name, self.mesh, rank_weights=self._weights)
+        return build_strategy(name, self.mesh, rank_weights=self._rank_weights)
 
     @contextmanager
     def using(
@@ -99,14 +108,13 @@ class SequenceParallel:
     def _check_ranks(self, strategy: Strategy, ranks: Sequence[int] | None) -> None:
         if ranks is None:
             return
-        needed = {"the tensor-parallel weights": self.mesh.layout.ranks_along("tp")}
-        if strategy.axis is not None:
-            needed[f"strategy {strategy.name!r}"] = self.mesh.layout.ranks_along(strategy.axis)
-        if self.mesh.pinned:
-            needed["the weights, which are spread over all ranks"] = self.mesh.layout.ranks_along("world")
-        for what, members in needed.items():
+        needed = {f"strategy {strategy.name!r}": strategy.axis, "tensor-parallel weights": "tp"}
+        if self._weights_axis is not None:
+            needed["sharded weights"] = self._weights_axis
+        for what, axis in needed.items():
+            members = self.mesh.layout.ranks_along(axis) if axis is not None else (self.mesh.layout.rank,)
             if not set(members) <= set(ranks):
-                raise ValueError(f"{what} need ranks {list(members)}; only {sorted(ranks)} take part")
+                raise ValueError(f"the ranks {list(members)} run together ({what}); only {sorted(ranks)} take part")
 
     def remove(self) -> None:
         """Take off all hooks and put the former attention processors back."""
@@ -135,9 +143,10 @@ class SequenceParallel:
         )
         before = self._split_key
         # Tensors compare by identity here: they are not written to between steps.
-        if len(before) != len(key) or not all(
+        same = len(before) == len(key) and all(
             a is b if isinstance(a, torch.Tensor) else a == b for a, b in zip(key, before, strict=True)
-        ):
+        )
+        if self._last_split is None or not same:
             self._split_key = key
             self._last_split = Split.plan(
                 inputs, shard, condition_video=condition_video, condition_audio=condition_audio
@@ -213,14 +222,20 @@ class _OtherBlock:
 
 
 def apply_sequence_parallel(
-    transformer: Any, mesh: Mesh, *, rank_weights: Sequence[float] | None = None
+    transformer: Any,
+    mesh: Mesh,
+    *,
+    rank_weights: Sequence[float] | None = None,
+    weights_axis: str | None = None,
 ) -> SequenceParallel:
     """Wrap ``transformer`` for the ranks of ``mesh`` (one will do); all of them share the sequence from now on.
 
     Args:
         rank_weights: see `build_strategy`.
+        weights_axis: the axis over which the transformer's weights are sharded, whose ranks run every block together;
+            None: they are not.
     """
-    return SequenceParallel(transformer, mesh, rank_weights)
+    return SequenceParallel(transformer, mesh, rank_weights=rank_weights, weights_axis=weights_axis)
 
 
 def sequence_parallel_of(transformer: Any) -> SequenceParallel | None:

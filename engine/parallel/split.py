@@ -107,7 +107,7 @@ class Split:
         parts = gather_uneven(mine, counts, mesh=mesh, axis=axis, kind=KIND_HEADS)
         wholes = [x.new_zeros((x.shape[0], modality.total, x.shape[2])) for x, modality in heads]
         for rank, part in enumerate(parts):
-            pieces = part.split([size[rank] for size in sizes])
+            pieces = torch.split(part, [size[rank] for size in sizes])
             for whole, piece, (x, modality) in zip(wholes, pieces, heads, strict=True):
                 rows = modality.targets[rank]
                 whole[:, rows] = piece.view(x.shape[0], len(rows), x.shape[2])

@@ -35,7 +35,7 @@ def rows_to_heads(tensors: Three, *, rows: Sequence[int], heads: Sequence[int], 
     unit = 3 * batch * width  # values of one row of one head
     send = [mine * count * unit for count in heads]
     outgoing = tensors[0].new_empty(sum(send))
-    for part, (first, last) in zip(outgoing.split(send), _spans(heads), strict=True):
+    for part, (first, last) in zip(torch.split(outgoing, send), _spans(heads), strict=True):
         # Rows outside, so that what arrives from all ranks joins along them.
         room = part.view(mine, 3, batch, last - first, width)
         for place, tensor in enumerate(tensors):
@@ -62,7 +62,7 @@ def heads_to_rows(attended: torch.Tensor, *, rows: Sequence[int], heads: Sequenc
     receive = [rows[own] * batch * count * width for count in heads]
     arrived = exchange(outgoing, send=send, receive=receive, mesh=mesh, axis=AXIS, kind=KIND_OUT)
     out = attended.new_empty((batch, rows[own], sum(heads), width))
-    for part, (first, last) in zip(arrived.split(receive), _spans(heads), strict=True):
+    for part, (first, last) in zip(torch.split(arrived, receive), _spans(heads), strict=True):
         out[:, :, first:last] = part.view(rows[own], batch, last - first, width).transpose(0, 1)
     return out
 
