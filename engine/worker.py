@@ -206,7 +206,12 @@ class Worker:
         if models is None:
             return 0
         if models.transformer is not None:
-            apply_sequence_parallel(models.transformer, self._mesh, rank_weights=self._options.rank_weights)
+            apply_sequence_parallel(
+                models.transformer,
+                self._mesh,
+                rank_weights=self._options.rank_weights,
+                weights_axis="sequence" if self._options.shard_weights else None,
+            )
             if self._options.compile:
                 compile_blocks(models.transformer)
         self._role.ready(self._info(models))
