@@ -80,6 +80,8 @@ class Transfer:
         with data_collective(self._mesh, self._axis):
             for work in self._works:
                 work.wait()
+        # A finished work keeps its tensor in memory.
+        self._works = ()
 
 
 def start_transfer(sent: torch.Tensor, received: torch.Tensor, *, mesh: Mesh, axis: str, kind: str) -> Transfer:

@@ -66,7 +66,7 @@ def every_case(seen: list[Seen]) -> Iterator[tuple[str, Seen, Case, dict[str, An
 def test_both_streams_of_a_forward_equal_one_ranks_to_a_hundred_thousandth(seen: list[Seen]) -> None:
     far = {where: found["together"] for where, _, _, found in every_case(seen) if max(found["together"]) > 1e-5}
     assert far == {}
-    assert len({(one.ulysses, one.ring) for one in seen}) == 2
+    assert len({(one.ulysses, one.ring) for one in seen}) == (3 if len(seen) == 12 else 2)
 
 
 def test_rows_shared_out_by_weight_give_the_same_result(seen: list[Seen]) -> None:
@@ -83,6 +83,12 @@ def test_a_pinned_length_changes_the_used_rows_of_one_rank_by_a_millionth_at_mos
 
 def test_condition_rows_do_not_travel_back(seen: list[Seen]) -> None:
     assert [where for where, _, _, found in every_case(seen) if found["conditions"]] == []
+
+
+def test_a_rank_computes_its_own_rows_alone_but_for_the_text_refiner(seen: list[Seen]) -> None:
+    for one in seen:
+        assert one.found["rows"]["seen"] == one.found["rows"]["expected"], str(one)
+        assert one.found["rows"]["seen"]["rope"] < CASES[3].used
 
 
 def test_removing_the_hooks_restores_the_model_bit_for_bit(seen: list[Seen]) -> None:
@@ -133,7 +139,7 @@ def overlaps(events: list[str], ranks: int) -> bool:
 
 def test_the_next_block_travels_while_the_current_one_is_attended_to(seen: list[Seen]) -> None:
     for one in seen:
-        assert one.ring == 1 or overlaps(one.found["order"], one.ring), (str(one), one.found["order"])
+        assert one.ring == 1 or overlaps(one.found["ring"]["events"], one.ring), (str(one), one.found["ring"])
 
 
 @pytest.mark.parametrize(
@@ -211,8 +217,10 @@ def test_with_even_shares_the_bytes_are_the_textbooks(seen: list[Seen]) -> None:
             assert books["ring_kv"]["peak"] == block * min(2, one.ring - 1)
 
 
-def test_a_ring_of_three_holds_two_remote_blocks_and_no_more(seen: list[Seen]) -> None:
-    for one in (one for one in seen if one.ring == 3):
+def test_a_ring_holds_two_remote_blocks_and_no_more(seen: list[Seen]) -> None:
+    for one in (one for one in seen if one.ring > 1):
         found = one.found["cases"][CASES[0].label]
-        remote = [rows for rank, rows in enumerate(found["valid"]) if rank != one.rank]
-        assert found["books"]["ring_kv"]["peak"] == 2 * sum(remote) * 4 * ROW_HEAD
+        block = 2 * sum(found["valid"]) // one.ring * found["heads"][one.rank % one.ulysses] * ROW_HEAD
+        # A block may be one row larger than another.
+        assert found["books"]["ring_kv"]["peak"] <= min(2, one.ring - 1) * (block + 8 * ROW_HEAD), str(one)
+        assert max(one.found["ring"]["alive"]) == min(2, one.ring - 1), str(one)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,7 @@ from tests.support.attention_cases import CASES, Case, make_inputs, make_layout,
 from tests.support.attention_runs import mixed_runs
 
 Found = dict[str, Any]
-LAYOUTS = {2: ((2, 1), (1, 2)), 3: ((3, 1), (1, 3)), 4: ((2, 2), (4, 1))}
+LAYOUTS = {2: ((2, 1), (1, 2)), 3: ((3, 1), (1, 3)), 4: ((2, 2), (4, 1), (1, 4))}
 """(U, R) by number of ranks."""
 UNEVEN = (1.0, 2.5, 0.5, 3.0)
 
@@ -38,7 +39,8 @@ def everything(mesh: Mesh, folder: Path) -> None:
                 "weighted": run_case(CASES[2], mesh, weights=UNEVEN[: mesh.layout.world_size]),
                 "bf16": run_bf16(CASES[2], mesh),
                 "controls": run_controls(mesh),
-                "order": ring_events(mesh) if degrees[1] > 1 else [],
+                "rows": rows_computed(CASES[3], mesh),
+                "ring": ring_events(mesh) if degrees[1] > 1 else None,
                 "mixed": mixed_runs(mesh, folder),
             }
     (folder / f"rank{mesh.layout.rank}.json").write_text(json.dumps(found))
@@ -107,6 +109,36 @@ def run_bf16(case: Case, mesh: Mesh) -> Found:
     }
 
 
+def rows_computed(case: Case, mesh: Mesh) -> Found:
+    """Return how many rows each part of the transformer computes on this rank, and how many are its own."""
+    model = make_transformer(case.heads)
+    parallel = apply_sequence_parallel(model, mesh)
+    watched = {
+        name: model.get_submodule(name)
+        for name in ("rope", "proj_in", "audio_proj_in", "context_embedder", "transformer_blocks.0", "proj_out")
+    }
+    seen: Found = {}
+    for name, module in watched.items():
+        # Rows are the dim before the last, of [B, R, C] and of positions [R, 3] alike.
+        module.register_forward_hook(lambda _, args, __, name=name: seen.__setitem__(name, args[0].shape[-2]))
+    wrapped(model, case)
+    start, stop = parallel.strategy.shard(case.pad or case.used, used=case.used).bounds
+    layout = make_layout(case)
+
+    def own(indices: torch.Tensor) -> int:
+        return int(((indices >= start) & (indices < stop)).sum())
+
+    expected = {
+        "rope": stop - start,
+        "proj_in": own(layout.video_indices),
+        "audio_proj_in": own(layout.audio_indices),
+        "context_embedder": case.text,
+        "transformer_blocks.0": stop - start,
+        "proj_out": stop - start,
+    }
+    return {"seen": seen, "expected": expected}
+
+
 def run_controls(mesh: Mesh) -> Found:
     """Break the attention and measure how far off the result is."""
     case = CASES[3]
@@ -156,14 +188,20 @@ def own_rows_only(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *
     ).transpose(1, 2)
 
 
-def ring_events(mesh: Mesh) -> list[str]:
-    """Return what one ring attention did, in order: posts, attentions and waits, by number of the block."""
+def ring_events(mesh: Mesh) -> Found:
+    """Return what one ring attention did, in order (posts, attentions and waits, by number of the block), and how many
+    remote blocks were in memory at each post.
+    """
     events: list[str] = []
+    alive: list[int] = []
+    blocks: list[weakref.ref[torch.Tensor]] = []
     counts = {"post": 0, "attend": 0}
     post, attend = ring.start_transfer, ring.attend_block
 
-    def noting_post(*args: Any, **kwargs: Any) -> Any:
-        transfer = post(*args, **kwargs)
+    def noting_post(sent: torch.Tensor, received: torch.Tensor, **kwargs: Any) -> Any:
+        transfer = post(sent, received, **kwargs)
+        blocks.append(weakref.ref(received))
+        alive.append(sum(block() is not None for block in blocks))
         counts["post"] += 1
         number, wait = counts["post"], transfer.wait
         events.append(f"post {number}")
@@ -184,7 +222,7 @@ def ring_events(mesh: Mesh) -> list[str]:
     rows = torch.randn(1, shard.valid, 4, 16)
     with replaced(ring, "start_transfer", noting_post), replaced(ring, "attend_block", noting_attend):
         attention.sequence_attention(rows, rows, rows, shard=shard, mesh=mesh)
-    return events
+    return {"events": events, "alive": alive}
 
 
 @contextmanager
