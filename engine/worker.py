@@ -283,6 +283,8 @@ class Worker:
                 gc.collect()
             self._role.end(command, result.error, result.facts)
             if result.must_restart:
+                # The fleet stops all ranks as soon as one ends: rank 0 must have told of the job.
+                collect_json(None, self._mesh)
                 logger.error("this rank cannot serve another job and restarts")
                 return EXIT_STATUS
         self._mesh.close()

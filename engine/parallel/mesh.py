@@ -9,7 +9,7 @@ Raises what torch.distributed raises: a lost peer during set-up is a RuntimeErro
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 
 import torch
@@ -33,6 +33,7 @@ class Mesh:
         account: what the data collectives of the transformer moved.
         pinned: whether something (weights spread over ranks) holds on to the data groups as they are, so that they
             cannot be replaced in place.
+        on_leave: called before the data groups are left: whoever holds on to them must let go.
     """
 
     def __init__(self, layout: Layout, store: Store) -> None:
@@ -42,6 +43,7 @@ class Mesh:
         self.dirty = False
         self.account = Account()
         self.pinned = False
+        self.on_leave: list[Callable[[], None]] = []
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         self._data_timeout = NEVER
         self._teams: tuple[tuple[int, ...], ...] = ()
@@ -80,12 +82,19 @@ class Mesh:
         """Return the data group of one of the ``teams``, which this rank is in and which has more than one rank."""
         return self._groups[ranks]
 
+    @property
+    def in_data(self) -> bool:
+        """Whether this rank is in its data groups: not after `leave_data`."""
+        return self.layout.world_size == 1 or bool(self._groups)
+
     def leave_data(self) -> None:
         """Drop out of the data groups: with gloo, peers that wait in one get an error at once."""
         if self.backend == "gloo":
-            groups, self._groups = self._groups, {}
-            for group in groups.values():
-                dist.destroy_process_group(group)
+            for let_go in self.on_leave:
+                let_go()
+            # gloo hangs up on the peers when nobody refers to a group any more, this loop included.
+            while self._groups:
+                dist.destroy_process_group(self._groups.popitem()[1])
 
     def abort_data(self) -> None:
         """End this rank's unfinished data collectives, from any thread. Nothing to do with gloo: see `leave_data`."""

@@ -3,8 +3,9 @@
 `WeightDivision` divides one model on the meta device: first the layers of its `TensorPlan`, then the blocks of its
 stacks with torch's `fully_shard`, which gathers a block's weights for the time of its forward. It then tells `loading`
 which slices this rank reads. Vectors (norms, biases) and all that lies outside the blocks stay whole.
-Promise: a rank reads and holds its own slices alone, and sharded weights change no bit of the result. Every rank of
-the sharding group must run every block. Raises nothing of its own.
+Promise: a rank reads and holds its own slices alone, and what is gathered for a block is the checkpoint's, bit for bit
+(on CPUs a result's last bits still depend on where in memory a weight lies). Every rank of the sharding group must run
+every block. Raises what `apply_tensor_parallel` raises.
 """
 
 from __future__ import annotations
