@@ -9,6 +9,7 @@ server's side and in the ranks. Raises nothing but the assertions of its own inv
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,7 @@ class Layout:
 
     def ranks_along(self, axis: str) -> tuple[int, ...]:
         """Return the ranks that share ``axis`` (world, sequence, ulysses, ring or tp) with this one, in its order."""
-        places = [Layout(r, self.world_size, *self.degrees) for r in range(self.world_size)]
-        return tuple(place.rank for place in places if place._beside(self, axis))
+        return _ranks_along(self, axis)
 
     @property
     def degrees(self) -> tuple[int, int, int]:
@@ -77,6 +77,12 @@ class Layout:
             "ring": same_tp and self.ulysses_index == other.ulysses_index,
             "tp": self.sequence_index == other.sequence_index,
         }[axis]
+
+
+@cache
+def _ranks_along(layout: Layout, axis: str) -> tuple[int, ...]:
+    places = [Layout(rank, layout.world_size, *layout.degrees) for rank in range(layout.world_size)]
+    return tuple(place.rank for place in places if place._beside(layout, axis))
 
 
 AXES = ("world", "sequence", "ulysses", "ring", "tp")

@@ -122,6 +122,7 @@ def test_runs_of_changing_strategy_equal_one_ranks(seen: list[Seen]) -> None:
         assert {"steps", "pinned", "the next job on all"} < set(runs)
         assert ("a job on rank 0" in runs) == (one.rank == 0)
         assert any(what.startswith("a local block in") for what in runs)
+        assert ("a job on one ulysses group" in runs) == (min(one.ulysses, one.ring) > 1 and one.rank < one.ulysses)
 
 
 def test_a_strategy_is_refused_on_fewer_ranks_than_it_needs(seen: list[Seen]) -> None:

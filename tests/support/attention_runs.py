@@ -73,6 +73,9 @@ def mixed_runs(mesh: Mesh, folder: Path) -> dict[str, Any]:
     if mesh.layout.rank == 0:
         with parallel.using(LOCAL, ranks=(0,)):
             found["a job on rank 0"] = difference(alone, latents(models))
+    if full == BOTH and mesh.layout.ring_index == 0:
+        with parallel.using(ULYSSES, ranks=mesh.layout.ranks_along("ulysses")):
+            found["a job on one ulysses group"] = difference(alone, latents(models))
     found["the next job on all"] = difference(alone, latents(models))
     found["refused"] = refusal(parallel, full)
     return found
