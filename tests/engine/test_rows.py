@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.parallel import lse as lse_module
 from engine.parallel.layout import Layout
 from engine.parallel.lse import Merge, attend_block, plain_attention
 from engine.parallel.rows import RowPartition, apportion
@@ -110,3 +111,16 @@ def test_blocks_merged_in_any_order_are_the_whole(dtype: torch.dtype) -> None:
         merge.add(*attend_block(q, k[:, first:last], v[:, first:last]))
     assert merge.result(dtype).dtype == dtype
     assert (merge.result(torch.float32) - whole).abs().max() < (1e-5 if dtype == torch.float32 else 3e-2)
+
+
+@pytest.mark.parametrize("kernel", ["_flash_cuda", "_cudnn", "_efficient"])
+def test_the_gpu_kernels_take_our_arguments_and_give_an_lse_of_each_query(
+    kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shapes and types alone: torch's meta device knows the kernels without a GPU."""
+    monkeypatch.setattr("engine.parallel.lse._kernel", lambda *_: getattr(lse_module, kernel))
+    query = torch.empty(1, 50, 3, 64, device="meta", dtype=torch.bfloat16)
+    key = torch.empty(1, 70, 3, 64, device="meta", dtype=torch.bfloat16)
+    out, lse = attend_block(query, key, key)
+    assert (out.shape, out.dtype) == ((1, 50, 3, 64), torch.bfloat16)
+    assert (lse.shape, lse.dtype) == ((1, 50, 3, 1), torch.float32)
