@@ -85,6 +85,8 @@ def _ranks_along(layout: Layout, axis: str) -> tuple[int, ...]:
     return tuple(place.rank for place in places if place._beside(layout, axis))
 
 
+_SHOWN = 12
+"""Layouts that a message lists."""
 AXES = ("world", "sequence", "ulysses", "ring", "tp")
 
 
@@ -115,10 +117,10 @@ def layout_problem(world: int, degrees: tuple[int, int, int], *, heads: int | No
 
 def layouts_remedy(world: int, *, heads: int | None = None) -> str:
     """Return the layouts that work for ``world`` ranks, as one sentence in the options' words."""
-    choices = [
-        f"--ulysses-degree {u} --ring-degree {r} --tp-degree {t}" for u, r, t in possible_layouts(world, heads=heads)
-    ]
-    return f"Working layouts of {world} ranks: {'; '.join(choices)}."
+    layouts = possible_layouts(world, heads=heads)
+    choices = [f"--ulysses-degree {u} --ring-degree {r} --tp-degree {t}" for u, r, t in layouts[:_SHOWN]]
+    more = f"; and {len(layouts) - _SHOWN} more" if len(layouts) > _SHOWN else ""
+    return f"Working layouts of {world} {'ranks' if world > 1 else 'rank'}: {'; '.join(choices)}{more}."
 
 
 def _divisors(number: int) -> list[int]:

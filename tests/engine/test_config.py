@@ -177,6 +177,12 @@ def test_a_parallel_option_out_of_its_range_is_refused(tmp_path: Path, given: di
     assert error.remedy
 
 
+def test_a_long_list_of_working_layouts_is_cut_short(tmp_path: Path) -> None:
+    remedy = refuse(tmp_path, model="/a", nproc_per_node=64, ring_degree=3).remedy or ""
+    assert "Working layouts of 64 ranks: --ulysses-degree 64 --ring-degree 1 --tp-degree 1;" in remedy
+    assert remedy.endswith("; and 10 more.")
+
+
 def test_heads_must_divide_among_the_ranks_of_tensor_parallel() -> None:
     layout = ParallelOptions(ulysses_degree=2, tp_degree=3, text_encoder_tp_degree=4)
     check_layout(ParallelOptions(ulysses_degree=3, tp_degree=2), ModelFacts(heads=4), encodes=True)
