@@ -34,6 +34,7 @@ from ..engine.contract.messages import (
     Resume,
     Submit,
     event_from_dict,
+    request_to_dict,
 )
 from ..engine.contract.version import PROTOCOL_VERSION
 from .address import Address, refusal, unreachable
@@ -165,7 +166,7 @@ class Job:
             lambda: {name: hashlib.sha256(blob).hexdigest() for name, blob in self._parts.items()}
         )
         parts = tuple(Part(name, len(blob), digests[name]) for name, blob in self._parts.items())
-        message = Submit(PROTOCOL_VERSION, self.job_id, dataclasses.asdict(self._request), _UPLOAD, parts)
+        message = Submit(PROTOCOL_VERSION, self.job_id, request_to_dict(self._request), _UPLOAD, parts)
         self._submitted = True
         await self._send(socket, "submit", message)
         for index, blob in enumerate(self._parts.values()):

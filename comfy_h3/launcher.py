@@ -24,7 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO
 
@@ -43,6 +43,35 @@ _LOG_TAIL_BYTES = 4000
 
 
 @dataclass(frozen=True)
+class ParallelSpec:
+    """How the ranks share the work, as the node was given it; each field is an option of ``h3-engine serve``.
+
+    Attributes:
+        ulysses_degree: 0 takes the rest. ring_degree, tp_degree, text_encoder_tp_degree: 1 or more.
+        shard_weights, compile: on or off.
+        rank_weights: positive numbers separated by commas; empty: alike.
+    """
+
+    ulysses_degree: int = 0
+    ring_degree: int = 1
+    tp_degree: int = 1
+    text_encoder_tp_degree: int = 1
+    shard_weights: bool = False
+    compile: bool = False
+    rank_weights: str = ""
+
+    def flags(self) -> list[str]:
+        """Return the options that differ from their defaults."""
+        words = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                words.append("--" + field.name.replace("_", "-"))
+                words += [] if value is True else [str(value)]
+        return words
+
+
+@dataclass(frozen=True)
 class EngineSpec:
     """What `H3_ENGINE` carries through a graph: which engine to use, resolved at each use.
 
@@ -52,6 +81,7 @@ class EngineSpec:
         ranks: processes of the engine; 0 is one per GPU, or one.
         device: ``auto``, ``cpu``, ``cuda``, ``xpu`` or ``npu``.
         dtype: ``auto``, ``fp32`` or ``bf16``.
+        parallel: how the ranks share the work.
     """
 
     url: str = ""
@@ -59,6 +89,7 @@ class EngineSpec:
     ranks: int = 0
     device: str = "auto"
     dtype: str = "auto"
+    parallel: ParallelSpec = ParallelSpec()
 
     @property
     def model_name(self) -> str:
@@ -177,7 +208,7 @@ class LocalEngine:
     def _options(self, model: str, ready: Path) -> list[str]:
         spec = self.spec
         options = ["--model", model, "--port", "0", "--ready-file", str(ready), "--stop-on-eof"]
-        options += ["--device", spec.device, "--dtype", spec.dtype]
+        options += ["--device", spec.device, "--dtype", spec.dtype, *spec.parallel.flags()]
         return [*options, "--nproc-per-node", str(spec.ranks)] if spec.ranks else options
 
     def _wait_for(self, ready: Path) -> Address:

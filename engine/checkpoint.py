@@ -218,7 +218,8 @@ def _text_encoder_facts(config: dict[str, Any]) -> dict[str, Any]:
             layers,
             f"The text encoder has {layers} layers; the conditioning is its state {TEXT_LAYERS} before the final norm.",
         )
-    return {"text_dim": config["text_config"]["hidden_size"]}
+    text = config["text_config"]
+    return {"text_dim": text["hidden_size"], "text_kv_heads": text["num_key_value_heads"]}
 
 
 _FACTS_OF = {

@@ -46,6 +46,7 @@ def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
     steps = "how many times the model runs (forwards); 30 to 50 are usual, more is slower (default: %(default)s)"
     parser.add_argument("--steps", type=int, default=DEFAULT_STEPS, help=steps)
     parser.add_argument("--seed", type=int, default=0, help="0 to 2^64 - 1 (default: %(default)s)")
+    parser.add_argument("--pad-seq-len", type=int, metavar="ROWS", help="rows to pad the sequence to, a multiple of 64")
     add_output(parser, "output.mp4")
 
 
@@ -57,7 +58,7 @@ def add_output(parser: argparse.ArgumentParser, default: str) -> None:
 
 def request_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the ``generate`` request of the command line; what is not given is left to the engine."""
-    names = ("prompt", "seconds", "frames", "width", "height", "steps", "seed")
+    names = ("prompt", "seconds", "frames", "width", "height", "steps", "seed", "pad_seq_len")
     given = {name: getattr(arguments, name) for name in names}
     return {"task": "generate", **{name: value for name, value in given.items() if value is not None}}
 

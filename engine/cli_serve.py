@@ -24,6 +24,7 @@ from aiohttp import web
 from .checkpoint import open_checkpoint
 from .cli_output import log_to_stderr, say, tell
 from .config import OPTIONS, EngineConfig, build_config
+from .config_layout import check_layout
 from .contract.errors import ConfigError
 from .contract.words import bytes_in_words
 from .controller import Controller
@@ -46,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if option.kind is bool:
             parser.add_argument(option.flag, action="store_true", default=argparse.SUPPRESS, help=words)
         else:
-            kind = str if option.kind is list else option.kind
-            metavar = "|".join(option.choices) if option.choices and kind is str and option.kind is not list else None
+            kind = str if option.kind in (list, tuple) else option.kind
+            metavar = "|".join(option.choices) if option.choices and option.kind is str else None
             parser.add_argument(option.flag, type=kind, default=argparse.SUPPRESS, metavar=metavar, help=words)
 
 
@@ -61,6 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     given = {option.name: getattr(arguments, option.name) for option in OPTIONS if hasattr(arguments, option.name)}
     config = build_config(given, Path(arguments.config) if arguments.config else None)
     checkpoint = open_checkpoint(config.model, stages=config.stages)
+    check_layout(config.layout, checkpoint.facts, encodes="encode_prompt" in config.stages)
     # Room for one request in and one result out of the largest allowed size.
     folder = open_run_folder(config.run_dir, room=2 * config.limits.max_body_bytes)
     try:

@@ -18,10 +18,12 @@ from typing import Any
 import yaml
 
 from . import env
-from .config_devices import Devices, find_devices
+from .config_devices import find_devices
+from .config_layout import resolve_layout
 from .contract.errors import ConfigError
-from .contract.limits import Limits
+from .contract.limits import PAD_MULTIPLE, Limits
 from .contract.messages import STAGES
+from .rank_options import ParallelOptions
 
 DEVICES = ("auto", "cpu", "cuda", "xpu", "npu")
 DTYPES = ("auto", "fp32", "bf16")
@@ -34,7 +36,7 @@ class Option:
 
     Attributes:
         name: the key in YAML; ``--name`` with dashes on the command line.
-        kind: str, int, float, bool or list (of stage names).
+        kind: str, int, float, bool, list (of stage names) or tuple (of numbers).
         default: its value when it is given nowhere.
         help: one line for ``--help``.
         choices: the allowed values; empty: any.
@@ -65,7 +67,15 @@ OPTIONS = (
     Option("device", str, "auto", "device of the ranks", DEVICES),
     Option("dtype", str, "auto", "compute type; auto is bf16 on accelerators and fp32 on CPU", DTYPES),
     Option("nproc_per_node", int, None, "ranks; one per accelerator by default, else 1", low=1, high=1024),
-    Option("ulysses_degree", int, None, "ranks that share one sequence; all of them by default", low=1, high=1024),
+    Option("ulysses_degree", int, None, "ranks that trade rows for heads; by default the rest", low=1, high=1024),
+    Option("ring_degree", int, 1, "ranks around which keys and values travel", low=1, high=1024),
+    Option("tp_degree", int, 1, "ranks among which the transformer's layers are split", low=1, high=1024),
+    Option(
+        "text_encoder_tp_degree", int, 1, "ranks among which the text encoder is split: 1, 2, 4 or 8", low=1, high=8
+    ),
+    Option("rank_weights", tuple, None, "a number for each rank of the sequence: its share of the rows, such as 2,1,1"),
+    Option("shard_weights", bool, False, "each rank keeps a part of the transformer's weights and gathers the rest"),
+    Option("compile", bool, False, "compile the transformer's blocks; see pad_seq_len of a request"),
     Option("stages", list, list(STAGES), f"stages to serve, separated by commas: {','.join(STAGES)}", STAGES),
     Option("token_file", str, None, f"file that holds the bearer token (or set {env.TOKEN})"),
     Option("stop_on_eof", bool, False, "stop when standard input ends"),
@@ -79,6 +89,14 @@ OPTIONS = (
         "largest request with its tensors, bytes",
         low=1024,
         high=10**15,
+    ),
+    Option(
+        "max_pad_seq_len",
+        int,
+        _LIMITS.max_pad_seq_len,
+        "largest pad_seq_len of a request, rows",
+        low=PAD_MULTIPLE,
+        high=2**24,
     ),
     Option("max_queue", int, _LIMITS.max_queue, "jobs that may wait", low=1, high=10_000),
     Option("data_timeout", float, 600.0, "seconds until a silent rank counts as lost", low=10, high=86_400),
@@ -96,7 +114,7 @@ class EngineConfig:
         host: address to listen on. port: 0 picks a free one.
         ready_file: where to announce the bound port, or None.
         device: ``auto``, ``cpu``, ``cuda``, ``xpu`` or ``npu``. dtype: ``auto``, ``fp32`` or ``bf16``.
-        nproc_per_node: ranks on this host. ulysses_degree: ranks that share one sequence.
+        nproc_per_node: ranks on this host. layout: how they share the work.
         stages: the stages served, in the contract's order.
         token: the bearer token, or None.
         stop_on_eof: stop when standard input ends.
@@ -112,7 +130,7 @@ class EngineConfig:
     device: str
     dtype: str
     nproc_per_node: int
-    ulysses_degree: int
+    layout: ParallelOptions
     stages: tuple[str, ...]
     token: str | None
     stop_on_eof: bool
@@ -199,6 +217,8 @@ def check_options(data: Mapping[Any, Any]) -> dict[str, Any]:
 def _check_value(option: Option, value: Any) -> Any:
     if option.kind is list:
         return _check_list(option, value)
+    if option.kind is tuple:
+        return _check_numbers(option, value)
     kind = (int, float) if option.kind is float else option.kind
     if not isinstance(value, kind) or (isinstance(value, bool) and option.kind is not bool):
         words = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
@@ -227,6 +247,19 @@ def _check_list(option: Option, value: Any) -> list[str]:
     return [name for name in option.choices if name in names]
 
 
+def _check_numbers(option: Option, value: Any) -> tuple[float, ...]:
+    items = value.split(",") if isinstance(value, str) else value
+    try:
+        numbers = tuple(float(item) for item in items)
+    except (TypeError, ValueError):
+        numbers = ()
+    if not numbers or not all(0 < number < math.inf for number in numbers):
+        raise _bad(
+            option, value, f"{option.name} must be positive numbers.", "Give numbers separated by commas: 2,1,1."
+        )
+    return numbers
+
+
 def _bad(option: Option, value: Any, message: str, remedy: str) -> ConfigError:
     return ConfigError("config_bad_value", message, field=option.name, value=value, remedy=remedy)
 
@@ -252,7 +285,7 @@ def build_config(given: Mapping[str, Any], config_file: Path | None = None) -> E
         )
     token = _read_token(values["token_file"])
     _check_host(values["host"], token)
-    ranks, ulysses = _resolve_layout(values, find_devices(values["device"]))
+    layout = resolve_layout(values, find_devices(values["device"]))
     return EngineConfig(
         model=absolute_path(values["model"], field="model"),
         host=values["host"],
@@ -260,8 +293,8 @@ def build_config(given: Mapping[str, Any], config_file: Path | None = None) -> E
         ready_file=_path(values, "ready_file"),
         device=values["device"],
         dtype=values["dtype"],
-        nproc_per_node=ranks,
-        ulysses_degree=ulysses,
+        nproc_per_node=layout.world_size,
+        layout=layout,
         stages=tuple(values["stages"]),
         token=token,
         stop_on_eof=values["stop_on_eof"],
@@ -271,6 +304,7 @@ def build_config(given: Mapping[str, Any], config_file: Path | None = None) -> E
             max_side=values["max_side"],
             max_body_bytes=values["max_body_bytes"],
             max_queue=values["max_queue"],
+            max_pad_seq_len=values["max_pad_seq_len"],
         ),
         data_timeout=values["data_timeout"],
         run_dir=_path(values, "run_dir"),
@@ -297,31 +331,6 @@ def absolute_path(text: str, *, field: str) -> Path:
             value=text,
             remedy="Give the path of a file or folder of this machine.",
         ) from error
-
-
-def _resolve_layout(values: Mapping[str, Any], devices: Devices) -> tuple[int, int]:
-    """Return (ranks, ulysses_degree); an unset one follows from the other."""
-    ranks, ulysses = values["nproc_per_node"], values["ulysses_degree"]
-    ranks = ranks or ulysses or max(1, devices.count)
-    ulysses = ulysses or ranks
-    if ranks != ulysses:
-        raise ConfigError(
-            "config_conflict",
-            f"{ranks} ranks cannot be laid out with ulysses_degree {ulysses}: every rank must have a place.",
-            field="ulysses_degree",
-            value=ulysses,
-            remedy=f"Working layouts: nproc_per_node {ranks} with ulysses_degree {ranks}, "
-            f"or nproc_per_node {ulysses} with ulysses_degree {ulysses}.",
-        )
-    if devices.kind != "cpu" and ranks > devices.count:
-        raise ConfigError(
-            "config_conflict",
-            f"{ranks} ranks need {ranks} devices; this machine has {devices.count} of kind {devices.kind}.",
-            field="nproc_per_node",
-            value=ranks,
-            remedy=f"Use --nproc-per-node {devices.count} or less.",
-        )
-    return ranks, ulysses
 
 
 def is_loopback(host: str) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 
 from .checkpoint import Checkpoint
 from .config import EngineConfig
-from .contract.checks import Headers, Plan, check_request
+from .contract.checks import Headers, Plan, check_request, check_tokens
 from .contract.errors import (
     EngineBusyError,
     EngineDeadError,
@@ -117,11 +117,12 @@ class Controller:
             "partitions": list(self.checkpoint.partitions),
             "stages": list(self.config.stages),
             "ranks": self.config.nproc_per_node,
-            "layout": {"ulysses_degree": self.config.ulysses_degree},
+            "layout": self.config.layout.to_dict(),
             "device": ranks.get("device"),
             "dtype": ranks.get("dtype"),
             "backend": ranks.get("backend"),
             "pids": ranks.get("pids"),
+            "weight_bytes": ranks.get("weight_bytes"),
             "facts": self.checkpoint.facts.to_dict(),
             "limits": self.config.limits.to_dict(),
         }
@@ -134,21 +135,13 @@ class Controller:
         Raises:
             RequestError: naming field, value and remedy.
         """
-        limits = self.config.limits
-        plan = check_request(
-            request, facts=self.checkpoint.facts, limits=limits, headers=headers, stages=self.config.stages
-        )
+        facts, limits = self.checkpoint.facts, self.config.limits
+        plan = check_request(request, facts=facts, limits=limits, headers=headers, stages=self.config.stages)
         if isinstance(request, (EncodePrompt, Generate)):
-            most = limits.max_prompt_tokens
-            tokens = await asyncio.to_thread(self.checkpoint.count_tokens, request.prompt, limit=most)
-            if tokens > most:
-                raise RequestError(
-                    "prompt_too_long",
-                    f"The prompt has at least {tokens} tokens, the limit is {most}.",
-                    field="request.prompt",
-                    value=tokens,
-                    remedy="Shorten the prompt, or raise --max-prompt-tokens.",
-                )
+            tokens = await asyncio.to_thread(
+                self.checkpoint.count_tokens, request.prompt, limit=limits.max_prompt_tokens
+            )
+            plan = check_tokens(plan, tokens, facts=facts, limits=limits)
         return plan
 
     def check_new(self, job_id: str) -> None:

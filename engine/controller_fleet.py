@@ -20,6 +20,7 @@ from . import env, link
 from .config import EngineConfig
 from .contract.errors import ConfigError
 from .controller_folder import RunFolder
+from .rank_options import ParallelOptions
 
 logger = logging.getLogger(__name__)
 fleet_logger = logging.getLogger("fleet")
@@ -88,7 +89,7 @@ class FleetProcess:
             "engine.fleet",
             *("--model", str(config.model)),
             *("--nproc-per-node", str(config.nproc_per_node)),
-            *("--ulysses-degree", str(config.ulysses_degree)),
+            *_layout_flags(config.layout),
             *("--device", config.device),
             *("--dtype", config.dtype),
             *("--stages", ",".join(config.stages)),
@@ -167,3 +168,18 @@ class FleetProcess:
             for line in filter(str.strip, lines):
                 self._tail.append(line[:_LINE_LIMIT])
                 fleet_logger.info("%s", line[:_LINE_LIMIT])
+
+
+def _layout_flags(layout: ParallelOptions) -> list[str]:
+    """Return the options of the fleet that say how the ranks share the work."""
+    degrees = {
+        "--ulysses-degree": layout.ulysses_degree,
+        "--ring-degree": layout.ring_degree,
+        "--tp-degree": layout.tp_degree,
+        "--text-encoder-tp-degree": layout.text_encoder_tp_degree,
+    }
+    flags = [word for flag, degree in degrees.items() for word in (flag, str(degree))]
+    if layout.rank_weights is not None:
+        flags += ["--rank-weights", ",".join(map(repr, layout.rank_weights))]
+    switches = {"--shard-weights": layout.shard_weights, "--compile": layout.compile}
+    return flags + [flag for flag, on in switches.items() if on]

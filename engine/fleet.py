@@ -26,12 +26,13 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from .rank_options import CANNOT_START, RankOptions
+from .rank_options import CANNOT_START, ParallelOptions, RankOptions
 
 logger = logging.getLogger(__name__)
 
 _LOOPBACK = "127.0.0.1"
 _SINGLE_HOST_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+_LAYOUT = tuple(field.name for field in dataclasses.fields(ParallelOptions))
 _SHUTDOWN_SECONDS = 5
 """A rank that has not obeyed SIGTERM by then is killed; the server waits longer before it kills the fleet."""
 _STEADY_SECONDS = 3600.0
@@ -43,7 +44,7 @@ def parse_arguments(argv: list[str]) -> tuple[RankOptions, argparse.Namespace]:
     parser = argparse.ArgumentParser(prog="engine.fleet", description="Launches the ranks. Started by the server.")
     parser.add_argument("--model", required=True, help="checkpoint folder")
     parser.add_argument("--nproc-per-node", type=int, required=True, help="ranks")
-    parser.add_argument("--ulysses-degree", type=int, required=True, help="ranks among which a sequence is split")
+    _add_layout_arguments(parser)
     parser.add_argument("--device", required=True, help="auto or a device type")
     parser.add_argument("--dtype", required=True, help="auto, fp32 or bf16")
     parser.add_argument("--stages", required=True, help="comma-separated")
@@ -54,7 +55,7 @@ def parse_arguments(argv: list[str]) -> tuple[RankOptions, argparse.Namespace]:
     arguments = parser.parse_args(argv)
     options = RankOptions(
         model=arguments.model,
-        ulysses_degree=arguments.ulysses_degree,
+        **{name: getattr(arguments, name) for name in _LAYOUT},
         device=arguments.device,
         dtype=arguments.dtype,
         stages=tuple(arguments.stages.split(",")),
@@ -62,6 +63,21 @@ def parse_arguments(argv: list[str]) -> tuple[RankOptions, argparse.Namespace]:
         data_timeout=arguments.data_timeout,
     )
     return options, arguments
+
+
+def _add_layout_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the fields of `ParallelOptions`, which the server has resolved."""
+    parser.add_argument("--ulysses-degree", type=int, required=True, help="ranks that trade rows for heads")
+    parser.add_argument("--ring-degree", type=int, default=1, help="ranks around which keys and values travel")
+    parser.add_argument("--tp-degree", type=int, default=1, help="ranks among which the transformer is split")
+    parser.add_argument("--text-encoder-tp-degree", type=int, default=1, help="the same for the text encoder")
+    parser.add_argument("--rank-weights", type=_numbers, help="shares of the rows, comma-separated")
+    parser.add_argument("--shard-weights", action="store_true", help="each rank keeps a part of the weights")
+    parser.add_argument("--compile", action="store_true", help="compile the transformer's blocks")
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    return tuple(float(word) for word in text.split(","))
 
 
 def loopback_store() -> TCPStore:

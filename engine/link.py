@@ -11,7 +11,8 @@ Controller → rank 0:
 
 Rank 0 → controller:
     ``{"op": "loading", "component", "bytes_done", "bytes_total"}``   over all components; monotonic.
-    ``{"op": "ready", "info": {"device", "dtype", "world_size", "ulysses_degree", "backend", "pids"}}``
+    ``{"op": "ready", "info": {"device", "dtype", "world_size", "ulysses_degree", "backend", "pids",
+    "weight_bytes"}}``
     ``{"op": "failed", "error": {...}}``                              the ranks cannot start; the fleet will end.
     ``{"op": "event", "job_id", "event": {...}}``                     `messages.event_to_dict` without job_id and seq.
     ``{"op": "output", "job_id", "name", "index", "last", "format", "path"}``   a finished file, the controller's now.

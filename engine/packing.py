@@ -6,7 +6,7 @@ module. Everything is built on the CPU and moved once. Raises nothing of its own
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from diffusers.modular_pipelines.minimax_h3.before_denoise import (
@@ -14,7 +14,11 @@ from diffusers.modular_pipelines.minimax_h3.before_denoise import (
     MiniMaxH3SetTimestepsStep,
     patchify_video_latents,
 )
-from diffusers.modular_pipelines.minimax_h3.modular_pipeline import MINIMAX_H3_AUDIO_TAG, MINIMAX_H3_VIDEO_TAG
+from diffusers.modular_pipelines.minimax_h3.modular_pipeline import (
+    MINIMAX_H3_AUDIO_TAG,
+    MINIMAX_H3_TEXT_TAG,
+    MINIMAX_H3_VIDEO_TAG,
+)
 from diffusers.utils.torch_utils import maybe_adjust_dtype_for_device
 
 from .contract import geometry
@@ -68,11 +72,11 @@ def latent_grid(facts: ModelFacts, *, width: int, height: int, frames: int) -> L
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """The packed sequence ``text | conditions | target audio | target video`` of S rows.
+    """The packed sequence ``text | conditions | target audio | target video | padding`` of P rows, S of them used.
 
     Attributes:
-        position_ids: [S, 3] rotary coordinates (t, h, w), float64 where the device has it.
-        token_tags: [S] int64; 0 video, 1 text, 2 audio.
+        position_ids: [P, 3] rotary coordinates (t, h, w), float64 where the device has it.
+        token_tags: [P] int64; 0 video, 1 text, 2 audio; padding is tagged as text.
         video_indices, audio_indices, text_indices: rows of each modality, conditions first.
         condition_video_rows, condition_audio_rows: how many leading rows of each are conditions.
     """
@@ -84,6 +88,29 @@ class PackedLayout:
     text_indices: torch.Tensor
     condition_video_rows: int
     condition_audio_rows: int
+
+    @property
+    def used(self) -> int:
+        """S, the rows that are not padding."""
+        return self.video_indices.numel() + self.audio_indices.numel() + self.text_indices.numel()
+
+    def padded(self, rows: int) -> PackedLayout:
+        """Return the layout with padding at its end, ``rows`` long in all; the rows before it stay where they are."""
+        padding = rows - self.token_tags.numel()
+        assert padding >= 0, (rows, self.token_tags.numel())
+        return replace(
+            self,
+            position_ids=torch.cat([self.position_ids, self.position_ids.new_zeros((padding, 3))]),
+            token_tags=torch.cat([self.token_tags, self.token_tags.new_full((padding,), MINIMAX_H3_TEXT_TAG)]),
+        )
+
+    def sequence_inputs(self) -> dict[str, int]:
+        """Return what a wrapped transformer takes besides: see `parallel.sharding`."""
+        return {
+            "valid_kv_length": self.used,
+            "condition_video_rows": self.condition_video_rows,
+            "condition_audio_rows": self.condition_audio_rows,
+        }
 
     def forward_inputs(self, device: torch.device) -> dict[str, torch.Tensor]:
         """Return the layout's part of the transformer's arguments, on ``device``."""
@@ -97,7 +124,7 @@ class PackedLayout:
         }
 
     def row_times(self, video_time: float, audio_time: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the distinct times [n] of one step and each row's index [S] into them."""
+        """Return the distinct times [n] of one step and each row's index [P] into them; padding has the video's."""
         times, indices = MiniMaxH3SetTimestepsStep.build_row_timesteps(
             self.video_indices,
             self.audio_indices,
@@ -109,16 +136,18 @@ class PackedLayout:
             max(video_time, VISUAL_CONDITION_TIME),
             1.0,
         )
-        return times, indices
+        padding = self.token_tags.numel() - self.used
+        return times, torch.cat([indices, indices[self.video_indices[-1:]].expand(padding)])
 
 
-def build_layout(token_tags: torch.Tensor, grid: LatentGrid) -> PackedLayout:
+def build_layout(token_tags: torch.Tensor, grid: LatentGrid, *, pad_seq_len: int | None = None) -> PackedLayout:
     """Lay out a request without conditions.
 
     Args:
         token_tags: [L] int64, on the CPU; one tag for each text row.
+        pad_seq_len: rows to pad the sequence to, not below those used; None: no padding.
     """
-    return PackedLayout(
+    layout = PackedLayout(
         *MiniMaxH3PrepareLayoutStep.build_packed_sequence(
             token_tags,
             grid.frames,
@@ -131,6 +160,7 @@ def build_layout(token_tags: torch.Tensor, grid: LatentGrid) -> PackedLayout:
             MINIMAX_H3_VIDEO_TAG,
         )
     )
+    return layout if pad_seq_len is None else layout.padded(pad_seq_len)
 
 
 def pack_video(video: torch.Tensor, patch: int) -> torch.Tensor:

@@ -5,18 +5,57 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
+from typing import Any
 
 CANNOT_START = "cannot_start"
 """Key in the fleet's store that a rank sets when starting again would fail again (the controller was told why)."""
 
 
-@dataclass(frozen=True)
-class RankOptions:
+@dataclass(frozen=True, kw_only=True)
+class ParallelOptions:
+    """How the ranks share the work; resolved and checked by the server (`config_layout`).
+
+    Attributes:
+        ulysses_degree: ranks that trade rows for heads, 1 or more.
+        ring_degree: ranks around which keys and values travel, 1 or more.
+        tp_degree: ranks among which the transformer's heads and feed-forward are split, 1 or more. The product of
+            these three is the number of ranks.
+        text_encoder_tp_degree: ranks among which the text encoder is split: 1, 2, 4 or 8, at most the ranks.
+        rank_weights: a positive number for each of the U*R ranks of the sequence, in proportion to which they hold its
+            rows; None: alike.
+        shard_weights: whether each rank holds a part of every large weight, gathered when it is needed.
+        compile: whether the transformer's repeated blocks are compiled.
+    """
+
+    ulysses_degree: int
+    ring_degree: int = 1
+    tp_degree: int = 1
+    text_encoder_tp_degree: int = 1
+    rank_weights: tuple[float, ...] | None = None
+    shard_weights: bool = False
+    compile: bool = False
+
+    @property
+    def sequence_degree(self) -> int:
+        """Ranks that each hold rows of their own: U*R."""
+        return self.ulysses_degree * self.ring_degree
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the engine: U*R*T."""
+        return self.sequence_degree * self.tp_degree
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form for ``/v1/info``."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(ParallelOptions)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOptions(ParallelOptions):
     """Options of every rank; checked by the server before.
 
     Attributes:
         model: checkpoint folder.
-        ulysses_degree: ranks among which the packed sequence is split.
         device: ``auto`` or a device type. dtype: ``auto``, ``fp32`` or ``bf16``.
         stages: the stages served.
         link: path of the controller's Unix socket.
@@ -26,7 +65,6 @@ class RankOptions:
     """
 
     model: str
-    ulysses_degree: int
     device: str
     dtype: str
     stages: tuple[str, ...]
@@ -43,4 +81,11 @@ class RankOptions:
     def from_json(cls, text: str) -> RankOptions:
         """Read what `to_json` wrote."""
         data = json.loads(text)
-        return cls(**{**data, "stages": tuple(data["stages"])})
+        weights = data["rank_weights"]
+        return cls(
+            **{
+                **data,
+                "stages": tuple(data["stages"]),
+                "rank_weights": None if weights is None else tuple(weights),
+            }
+        )

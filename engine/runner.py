@@ -9,6 +9,7 @@ while elsewhere the ranks must restart. A lost peer raises RuntimeError, which t
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from .frames import FrameSink, Mp4Frames, TensorFrames
 from .models.bundle import Models
 from .outputs import Outputs
 from .parallel.agreement import CONSEQUENCE, Agreement
-from .parallel.collectives import DataGroupError, share_tensors
+from .parallel.collectives import DataGroupError, collect_json, share_tensors
 from .parallel.mesh import Mesh
 from .parallel.watchdog import Watchdog
 from .progress import Progress
@@ -48,7 +49,7 @@ class JobResult:
     Attributes:
         error: `EngineError.to_dict`, or None.
         facts: counts of the result.
-        must_restart: this process cannot serve another job.
+        must_restart: the ranks cannot serve another job.
     """
 
     error: dict[str, Any] | None
@@ -86,15 +87,17 @@ class JobRunner:
                     "job %s failed here in stage %s: %s", message["job_id"], progress.stage, error, exc_info=own
                 )
                 reported = job_error(error, stage=progress.stage, rank=self._mesh.layout.rank)
-                self._fail_together(message["job_id"], agreement, reported)
+                self._fail_together(message["job_id"], agreement, reported, error)
             assert agreement.outcome is not None
-            lost_device = isinstance(error, torch.AcceleratorError)
-            return JobResult(agreement.outcome.to_dict(), must_restart=self._recover(agreement) or lost_device)
+            unusable = self._recover(agreement) or isinstance(error, torch.AcceleratorError)
+            return JobResult(agreement.outcome.to_dict(), must_restart=any(collect_json(unusable, self._mesh)))
         finally:
             self._watchdog.watch_job(None)
 
-    def _fail_together(self, job_id: str, agreement: Agreement, error: EngineError) -> None:
+    def _fail_together(self, job_id: str, agreement: Agreement, error: EngineError, cause: Exception) -> None:
         """Free the peers that wait for this rank in a collective, then end the job with them."""
+        # The frames of a collective that failed hold on to its group.
+        traceback.clear_frames(cause.__traceback__)
         self._watchdog.announce_failure(job_id)
         self._mesh.leave_data()
         with suppress(EngineError):
@@ -107,7 +110,7 @@ class JobRunner:
         if self._mesh.rebuildable:
             self._mesh.rebuild_data()
             return False
-        return agreement.poisoned
+        return agreement.poisoned or not self._mesh.in_data
 
 
 def job_error(error: Exception, *, stage: str | None, rank: int) -> EngineError:
@@ -183,14 +186,16 @@ class _Job:
 
     def _generate(self, request: Generate) -> dict[str, Any]:
         embeds = self._encode(request.prompt)
-        # Nobody waits for rank 0's tensors before it is known to have them.
-        self._boundary()
         shared = share_tensors(None if embeds is None else vars(embeds), self._mesh)
         return self._decode(self._denoise(PromptEmbeds(**shared), request), request)
 
     def _encode(self, prompt: str) -> PromptEmbeds | None:
+        """Return the conditioning on rank 0, which is known to all to have it, and None elsewhere."""
         with self._progress.running("encode_prompt"):
-            return encode_prompt(self._ctx, prompt=prompt)
+            embeds = encode_prompt(self._ctx, prompt=prompt)
+        # The sums over the parts of a divided text encoder are data collectives: all ranks must have left them.
+        self._boundary()
+        return embeds if self._mesh.layout.rank == 0 else None
 
     def _denoise(self, embeds: PromptEmbeds, request: Denoise | Generate) -> Latents:
         # The server resolved the request: sizes are final.
@@ -206,6 +211,7 @@ class _Job:
                 frames=request.frames,
                 steps=request.steps,
                 seed=request.seed,
+                pad_seq_len=request.pad_seq_len,
             )
             self._boundary()
         self._outputs.tensors("latents", vars(latents))

@@ -15,6 +15,7 @@ import torch
 
 from .contract.errors import JobError
 from .packing import LatentGrid, PackedLayout
+from .parallel.sharding import sequence_parallel_of
 
 
 @dataclass(frozen=True)
@@ -80,14 +81,18 @@ def sample(
     """Denoise both streams.
 
     Args:
-        transformer: diffusers' transformer, possibly wrapped for parallel attention.
+        transformer: diffusers' transformer, possibly wrapped for parallel attention; it must be for a padded layout.
         video_rows: [Nv, C*p*p] fp32. audio_rows: [Na, Ca] fp32. prompt_embeds: [1, L, text_dim]; all on one device.
 
     Returns:
         The denoised video and audio rows, of the shapes that came in.
     """
     device = video_rows.device
-    inputs = layout.forward_inputs(device)
+    inputs: dict[str, Any] = dict(layout.forward_inputs(device))
+    if sequence_parallel_of(transformer) is not None:
+        inputs |= layout.sequence_inputs()
+    else:
+        assert layout.used == layout.token_tags.numel(), "only a wrapped transformer leaves padding out"
     total = schedules.forwards
     times_of = zip(schedules.video.timesteps, schedules.audio.timesteps, strict=True)
     for step, (video_time, audio_time) in enumerate(times_of):

@@ -181,8 +181,9 @@ def _text_encoder(tokenizer: Any, preset: Preset) -> Any:
             "hidden_size": preset.text_dim,
             "intermediate_size": 2 * preset.text_dim,
             "num_hidden_layers": TEXT_LAYERS + 1,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
+            "num_attention_heads": 16,
+            # As released: eight, so that it divides among as many ranks.
+            "num_key_value_heads": 8,
             "head_dim": 8,
             "max_position_embeddings": 32768,
             "rope_parameters": {

@@ -17,11 +17,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistStoreError
 
@@ -29,13 +30,17 @@ from .checkpoint import COMPONENTS_OF, open_checkpoint
 from .contract.errors import ConfigError, EngineError
 from .devices import pick_device, pick_dtype, share_cores
 from .link import RankLink
-from .models.bundle import Models
+from .models.bundle import COMPONENTS, Models
 from .models.loading import load_models
 from .outputs import NoOutputs, Outputs, RelayOutputs
 from .parallel.collectives import collect_json
-from .parallel.mesh import Layout, Mesh
+from .parallel.compile import compile_blocks
+from .parallel.guard import guard_collectives
+from .parallel.layout import Layout
+from .parallel.mesh import Mesh
 from .parallel.sharding import apply_sequence_parallel
 from .parallel.watchdog import EXIT_STATUS, Watchdog
+from .parallel.weights import held_bytes, plan_divisions, text_encoder_ranks
 from .rank_options import CANNOT_START, RankOptions
 from .runner import JobRunner
 
@@ -47,6 +52,7 @@ _PATIENCE = timedelta(days=1)
 _LOADING_INTERVAL = 0.2
 _PR_SET_PDEATHSIG = 1
 Command = dict[str, Any]
+_T = TypeVar("_T")
 
 
 class Commands:
@@ -215,7 +221,8 @@ class Worker:
         own = PrefixStore(generation, self._common)
         published = Commands(own, Path(options.link).parent, generation=generation)
         self._role = Relay(RankLink(options.link), published) if rank == 0 else Follower(published)
-        self._mesh = Mesh(Layout(rank, world, options.ulysses_degree), PrefixStore(generation, connect_store()))
+        layout = Layout(rank, world, options.ulysses_degree, options.ring_degree, options.tp_degree)
+        self._mesh = Mesh(layout, PrefixStore(generation, connect_store()))
         self._watchdog = Watchdog(
             self._mesh,
             PrefixStore(generation, connect_store()),
@@ -227,49 +234,80 @@ class Worker:
         """Load, serve, leave; return the exit status."""
         self._role.start()
         self._watchdog.start()
-        models, error = self._load()
-        reports = collect_json({"pid": os.getpid(), "error": error and error.to_dict()}, self._mesh)
-        first = next((report["error"] for report in reports if report["error"]), None)
-        if first is not None:
-            self._common.set(CANNOT_START, "")
-            self._role.failed(first)
+        # Weights that are spread over ranks know the data groups from the start.
+        if self._together(self._open_device) is None:
             return 0
-        assert models is not None
-        self._mesh.open_data(self._device, timeout=self._options.data_timeout)
-        if self._mesh.layout.ulysses_degree > 1 and models.transformer is not None:
-            apply_sequence_parallel(models.transformer, self._mesh)
-        self._role.ready(self._info(models, [report["pid"] for report in reports]))
+        models = self._together(self._load)
+        if models is None:
+            return 0
+        if models.transformer is not None:
+            apply_sequence_parallel(
+                models.transformer,
+                self._mesh,
+                rank_weights=self._options.rank_weights,
+                weights_axis="sequence" if self._options.shard_weights else None,
+            )
+            if self._options.compile:
+                compile_blocks(models.transformer)
+        self._role.ready(self._info(models))
         return self._serve(JobRunner(models, self._mesh, self._watchdog))
 
-    def _load(self) -> tuple[Models | None, EngineError | None]:
-        layout, options = self._mesh.layout, self._options
+    def _together(self, step: Callable[[], _T]) -> _T | None:
+        """Return the result of ``step``; None on all ranks when it failed on one, which the controller is then told."""
+        result: _T | None = None
+        error: EngineError | None = None
         try:
-            self._device = pick_device(options.device, local_rank=int(os.environ["LOCAL_RANK"]))
-            share_cores(layout.world_size)
-            models = load_models(
-                open_checkpoint(options.model, stages=options.stages),
-                device=self._device,
-                dtype=pick_dtype(options.dtype, self._device),
-                keep=kept_components(options.stages, rank=layout.rank),
-                on_bytes=self._role.loading,
-            )
-        except EngineError as error:
-            return None, error
-        except Exception as error:
-            logger.exception("loading failed")
-            text = f"Loading failed on rank {layout.rank}: {type(error).__name__}: {error}"
-            return None, ConfigError("start_failed", text, remedy="The engine's log has the whole traceback.")
-        return models, None
+            result = step()
+        except EngineError as told:
+            error = told
+        except Exception as unforeseen:
+            logger.exception("this rank cannot start")
+            text = f"Rank {self._mesh.layout.rank} cannot start: {type(unforeseen).__name__}: {unforeseen}"
+            error = ConfigError("start_failed", text, remedy="The engine's log has the whole traceback.")
+        first = next((report for report in collect_json(error and error.to_dict(), self._mesh) if report), None)
+        if first is None:
+            return result
+        self._common.set(CANNOT_START, "")
+        self._role.failed(first)
+        return None
 
-    def _info(self, models: Models, pids: list[int]) -> dict[str, Any]:
+    def _open_device(self) -> torch.device:
+        self._device = pick_device(self._options.device, local_rank=int(os.environ["LOCAL_RANK"]))
+        share_cores(self._mesh.layout.world_size)
+        team = text_encoder_ranks(self._options.text_encoder_tp_degree)
+        self._mesh.open_data(self._device, timeout=self._options.data_timeout, teams=[team] if len(team) > 1 else [])
+        return self._device
+
+    def _load(self) -> Models:
+        options, mesh = self._options, self._mesh
+        divisions = plan_divisions(
+            mesh, text_encoder_degree=options.text_encoder_tp_degree, shard_weights=options.shard_weights
+        )
+        keep = kept_components(options.stages, rank=mesh.layout.rank, text_encoder_ranks=options.text_encoder_tp_degree)
+        models = load_models(
+            open_checkpoint(options.model, stages=options.stages),
+            device=self._device,
+            dtype=pick_dtype(options.dtype, self._device),
+            keep=keep,
+            on_bytes=self._role.loading,
+            divisions=divisions,
+        )
+        for name in keep & divisions.keys():
+            guard_collectives(getattr(models, name), mesh)
+        return models
+
+    def _info(self, models: Models) -> dict[str, Any]:
         layout = self._mesh.layout
+        held = sum(held_bytes(getattr(models, name)) for name in COMPONENTS if getattr(models, name) is not None)
+        reports = collect_json({"pid": os.getpid(), "weight_bytes": held}, self._mesh)
         return {
             "device": self._device.type,
             "dtype": str(models.dtype).removeprefix("torch."),
             "world_size": layout.world_size,
             "ulysses_degree": layout.ulysses_degree,
             "backend": self._mesh.backend,
-            "pids": pids,
+            "pids": [report["pid"] for report in reports],
+            "weight_bytes": [report["weight_bytes"] for report in reports],
         }
 
     def _serve(self, runner: JobRunner) -> int:
@@ -280,6 +318,8 @@ class Worker:
                 gc.collect()
             self._role.end(command, result.error, result.facts)
             if result.must_restart:
+                # The fleet stops all ranks as soon as one ends: rank 0 must have told of the job.
+                collect_json(None, self._mesh)
                 logger.error("this rank cannot serve another job and restarts")
                 return EXIT_STATUS
         self._mesh.close()
@@ -292,10 +332,16 @@ def connect_store() -> TCPStore:
     return TCPStore(address, port, is_master=False, timeout=_STORE_TIMEOUT)
 
 
-def kept_components(stages: tuple[str, ...], *, rank: int) -> frozenset[str]:
-    """Return what a rank loads: the transformer everywhere, the encoders and decoders on rank 0 alone."""
-    needed = {name for stage in stages for name in COMPONENTS_OF[stage]}
-    return frozenset(needed if rank == 0 else needed & {"transformer"})
+def kept_components(stages: tuple[str, ...], *, rank: int, text_encoder_ranks: int = 1) -> frozenset[str]:
+    """Return what a rank loads: the transformer everywhere, encoders and decoders on rank 0 alone.
+
+    Args:
+        text_encoder_ranks: how many ranks, the first ones, hold the text encoder together.
+    """
+    needed = frozenset(name for stage in stages for name in COMPONENTS_OF[stage])
+    if rank == 0:
+        return needed
+    return needed & ({"transformer", "text_encoder"} if rank < text_encoder_ranks else {"transformer"})
 
 
 def die_with(parent: int) -> None:

@@ -1,5 +1,6 @@
 // The only file that registers an extension. The nodes work without it.
 import { app } from "../../scripts/app.js";
+import { valuesToLoad, valuesToSave } from "./lib/serialise.js";
 
 app.registerExtension({
   name: "MiniMaxH3.Engine",
@@ -14,6 +15,21 @@ app.registerExtension({
       attrs: { type: "password", autocomplete: "off" },
     },
   ],
+  beforeRegisterNodeDef(nodeType, nodeData) {
+    if (!nodeData.name.startsWith("H3Engine")) return;
+    const { configure, serialize } = nodeType.prototype;
+    /** @param {{ widgets_values?: unknown[] }} saved */
+    nodeType.prototype.configure = function (saved) {
+      const values = saved.widgets_values;
+      const known = values && { ...saved, widgets_values: valuesToLoad(this.widgets ?? [], values) };
+      return configure.call(this, known ?? saved);
+    };
+    nodeType.prototype.serialize = function () {
+      const saved = serialize.call(this);
+      if (saved.widgets_values) saved.widgets_values = valuesToSave(this.widgets ?? [], saved.widgets_values);
+      return saved;
+    };
+  },
   setup() {
     window.h3Engine = { ready: true };
   },

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from comfy_api.latest import io
 
@@ -12,13 +13,13 @@ from ...engine.contract.errors import ConfigError, EngineError, RequestError
 from ...engine.contract.urls import check_url
 from .. import host
 from ..address import Address, get_json
-from ..launcher import DEMO, EngineSpec
+from ..launcher import DEMO, EngineSpec, ParallelSpec
 from .common import Engine, known_keywords, node_errors, schema
+from .parallel import MAX_RANKS, check_parallel, parallel_inputs
 
 _DEVICES = ["auto", "cpu", "cuda", "xpu", "npu"]
 _DTYPES = ["auto", "bf16", "fp32"]
 _DEMO_RANKS = 2
-_MAX_RANKS = 64
 _ASK_SECONDS = 2.0
 
 
@@ -57,7 +58,7 @@ class H3EngineConnect(io.ComfyNode):  # type: ignore[misc]
                     "ranks",
                     default=0,
                     min=0,
-                    max=_MAX_RANKS,
+                    max=MAX_RANKS,
                     optional=True,
                     tooltip="Processes that share the work, one for each GPU; 0 takes all GPUs, or one process "
                     "without a GPU. The demo takes 2 on the CPU.",
@@ -79,6 +80,7 @@ class H3EngineConnect(io.ComfyNode):  # type: ignore[misc]
                     tooltip="Number format of the weights; auto is bf16 on accelerators and fp32 on CPUs.",
                     **known_keywords(io.Combo.Input, advanced=True),
                 ),
+                *parallel_inputs(),
             ],
             outputs=[Engine.Output("h3_engine", display_name="ENGINE")],
         )
@@ -93,29 +95,40 @@ class H3EngineConnect(io.ComfyNode):  # type: ignore[misc]
         ranks: int = 0,
         device: str = "auto",
         dtype: str = "auto",
+        **parallel: Any,
     ) -> io.NodeOutput:
-        """Return the engine's description."""
+        """Return the engine's description; ``parallel`` are fields of `ParallelSpec`."""
         with node_errors():
             if url.strip():
                 return io.NodeOutput(await _attached(check_url(url)))
             _check_choice("device", device, _DEVICES)
             _check_choice("dtype", dtype, _DTYPES)
-            if not 0 <= ranks <= _MAX_RANKS:
+            if not 0 <= ranks <= MAX_RANKS:
                 raise RequestError(
                     "out_of_range",
-                    f"ranks is 0 to {_MAX_RANKS}.",
+                    f"ranks is 0 to {MAX_RANKS}.",
                     field="ranks",
                     value=ranks,
                     remedy="Use 0 for all GPUs.",
                 )
-            spec = EngineSpec(model=_find_model(model, _unquoted(model_path)), ranks=ranks, device=device, dtype=dtype)
-        if spec.model == DEMO:
-            host.NodeDisplay().text("demo: a tiny random model, it shows noise")
-            # Two ranks cannot share one GPU, and the demo needs none.
-            spec = replace(spec, ranks=ranks or _DEMO_RANKS, device="cpu" if device == "auto" else device)
-        else:
-            host.NodeDisplay().text(f"Model: {spec.model_name}")
+            layout = ParallelSpec(**parallel)
+            check_parallel(layout, ranks=ranks)
+            folder = _find_model(model, _unquoted(model_path))
+        spec = EngineSpec(model=folder, ranks=ranks, device=device, dtype=dtype, parallel=layout)
+        if folder == DEMO:
+            return io.NodeOutput(_demo(spec))
+        host.NodeDisplay().text(f"Model: {spec.model_name}")
         return io.NodeOutput(spec)
+
+
+def _demo(spec: EngineSpec) -> EngineSpec:
+    """Return ``spec`` on the CPU: two ranks cannot share one GPU, and the demo needs none."""
+    host.NodeDisplay().text("demo: a tiny random model, it shows noise")
+    layout = spec.parallel
+    # Degrees that are given say how many ranks they need.
+    given = layout.ulysses_degree > 0 or layout.ring_degree > 1 or layout.tp_degree > 1
+    ranks = spec.ranks or (0 if given else _DEMO_RANKS)
+    return replace(spec, ranks=ranks, device="cpu" if spec.device == "auto" else spec.device)
 
 
 async def _attached(url: str) -> EngineSpec:

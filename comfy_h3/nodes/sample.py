@@ -7,13 +7,15 @@ from typing import Any
 from comfy_api.latest import io
 
 from ...engine.contract.checks import check_latent_shapes
-from ...engine.contract.limits import DEFAULT_STEPS, MAX_SEED, MAX_STEPS
+from ...engine.contract.limits import DEFAULT_STEPS, MAX_SEED, MAX_STEPS, PAD_MULTIPLE
 from ...engine.contract.messages import Denoise
 from .. import host
 from ..convert import conditioning_to_part, latent_streams, part_to_streams, whole_frames
 from ..launcher import EngineSpec
 from ..waiting import ready_engine, run_job
-from .common import engine_input, node_errors, schema
+from .common import engine_input, known_keywords, node_errors, schema
+
+_MAX_PAD_SEQ_LEN = 2**20
 
 
 class H3EngineSampler(io.ComfyNode):  # type: ignore[misc]
@@ -46,13 +48,32 @@ class H3EngineSampler(io.ComfyNode):  # type: ignore[misc]
                     control_after_generate=True,
                     tooltip="Start of the noise; the same seed gives the same video.",
                 ),
+                io.Int.Input(
+                    "pad_seq_len",
+                    default=0,
+                    min=0,
+                    max=_MAX_PAD_SEQ_LEN,
+                    step=PAD_MULTIPLE,
+                    optional=True,
+                    tooltip="Length to pad the model's sequence to, in rows (text, sound and video; 5 s at 1344x768 "
+                    f"have about 38,000), a multiple of {PAD_MULTIPLE}; 0 is off. The same for prompts of different "
+                    "length, it keeps an engine with 'compile' from compiling again. It does not change the video.",
+                    **known_keywords(io.Int.Input, advanced=True),
+                ),
             ],
             outputs=[io.Latent.Output("samples", display_name="LATENT", tooltip="Video and sound, sampled.")],
         )
 
     @classmethod
     async def execute(
-        cls, *, engine: EngineSpec, conditioning: list[list[Any]], latent: dict[str, Any], steps: int, seed: int
+        cls,
+        *,
+        engine: EngineSpec,
+        conditioning: list[list[Any]],
+        latent: dict[str, Any],
+        steps: int,
+        seed: int,
+        pad_seq_len: int = 0,
     ) -> io.NodeOutput:
         """Return the sampled latent."""
         with node_errors():
@@ -62,7 +83,7 @@ class H3EngineSampler(io.ComfyNode):  # type: ignore[misc]
             facts = (await ready_engine(engine)).facts
             check_latent_shapes(tuple(video.shape), tuple(audio.shape), facts)
             height, width = (side * facts.spatial_ratio for side in video.shape[3:])
-            request = Denoise("denoise", width, height, frames, steps, seed)
+            request = Denoise("denoise", width, height, frames, steps, seed, pad_seq_len or None)
             notes = []
             if any(stream.count_nonzero() for stream in (video, audio)):
                 notes.append("only the latent's size and duration are used, not its content: it has no mask.")

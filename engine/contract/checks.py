@@ -1,6 +1,7 @@
 """Checks of a request against the model and the operator's limits, before any rank wakes.
 
 `check_request` returns a `Plan`: the request with every default and snap resolved, plus what the user should be told.
+A prompt's tokens are counted by the caller, who passes the plan through `check_tokens` then.
 Raises `RequestError`; touches no tensor data, only headers.
 """
 
@@ -14,6 +15,7 @@ from typing import Any
 from . import geometry
 from .errors import RequestError
 from .framing import TensorInfo
+from .lengths import check_prompt_tokens, check_rows
 from .limits import DEFAULT_SECONDS, MAX_SEED, MAX_STEPS, Limits, ModelFacts
 from .messages import INPUT_PARTS, STAGES_OF, Decode, Denoise, Echo, EncodePrompt, Generate, Request, Warned
 
@@ -66,8 +68,8 @@ def check_request(
         _check_prompt(request.prompt)
         return Plan(request)
     if isinstance(request, Denoise):
-        _check_conditioning(headers["conditioning"], facts, limits)
-        return _check_sampling(request, facts, limits)
+        text_rows = _check_conditioning(headers["conditioning"], facts, limits)
+        return _with_rows(_check_sampling(request, facts, limits), text_rows=text_rows, facts=facts, limits=limits)
     if isinstance(request, Decode):
         return _check_latents(request, headers["latents"], facts, limits)
     if isinstance(request, Generate):
@@ -75,6 +77,27 @@ def check_request(
         return _check_sampling(_resolve_generate(request, facts, limits), facts, limits)
     assert isinstance(request, Echo)
     return Plan(request)
+
+
+def check_tokens(plan: Plan, tokens: int, *, facts: ModelFacts, limits: Limits) -> Plan:
+    """Check what hangs on the token count of the prompt: its own length and a pinned length of the sequence.
+
+    Args:
+        plan: of `EncodePrompt` or `Generate`, from `check_request`.
+
+    Raises:
+        RequestError: ``prompt_too_long``, or ``out_of_range`` for ``pad_seq_len``.
+    """
+    check_prompt_tokens(tokens, limits)
+    if isinstance(plan.request, Generate):
+        return _with_rows(plan, text_rows=tokens, facts=facts, limits=limits)
+    return plan
+
+
+def _with_rows(plan: Plan, *, text_rows: int, facts: ModelFacts, limits: Limits) -> Plan:
+    assert isinstance(plan.request, (Denoise, Generate))
+    found = check_rows(plan.request, text_rows=text_rows, facts=facts, limits=limits)
+    return dataclasses.replace(plan, facts={**plan.facts, **found})
 
 
 def _check_parts(request: Request, headers: Headers) -> None:
@@ -252,7 +275,8 @@ def _canvas_warnings(width: int, height: int, facts: ModelFacts) -> list[Warned]
     ]
 
 
-def _check_conditioning(tensors: Mapping[str, TensorInfo], facts: ModelFacts, limits: Limits) -> None:
+def _check_conditioning(tensors: Mapping[str, TensorInfo], facts: ModelFacts, limits: Limits) -> int:
+    """Return the text rows."""
     embeds = _tensor(tensors, "conditioning", "prompt_embeds", ("F32", "BF16", "F16"), 3)
     tags = _tensor(tensors, "conditioning", "token_tags", ("I64",), 1)
     if embeds.shape[2] != facts.text_dim:
@@ -279,6 +303,7 @@ def _check_conditioning(tensors: Mapping[str, TensorInfo], facts: ModelFacts, li
             value=embeds.shape[1],
             remedy="Shorten the prompt, or raise --max-prompt-tokens.",
         )
+    return embeds.shape[1]
 
 
 def _check_latents(request: Decode, tensors: Mapping[str, TensorInfo], facts: ModelFacts, limits: Limits) -> Plan:

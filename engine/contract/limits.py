@@ -13,6 +13,8 @@ MAX_SEED = 2**64 - 1
 MAX_STEPS = 1000
 DEFAULT_STEPS = 50
 DEFAULT_SECONDS = 5.0
+PAD_MULTIPLE = 64
+"""A pinned length of the packed sequence is a multiple of this many rows."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class ModelFacts:
         canvas_max_pixels: area cap of the default canvas, pixels.
         sample_rate: of the soundtrack, Hz.
         heads: attention heads of the transformer.
+        text_kv_heads: key and value heads of the text encoder.
     """
 
     latent_channels: int = 24
@@ -40,6 +43,7 @@ class ModelFacts:
     canvas_max_pixels: int = 768 * 1344
     sample_rate: int = 32_000
     heads: int = 56
+    text_kv_heads: int = 8
 
     @property
     def canvas_multiple(self) -> int:
@@ -63,6 +67,7 @@ class Limits:
         max_queue: jobs that may wait.
         keep_results: finished jobs whose results are kept for ``/result``.
         resume_seconds: how long a job survives an abnormal loss of its connection.
+        max_pad_seq_len: largest ``pad_seq_len`` of a request, rows.
     """
 
     max_prompt_tokens: int = 2048
@@ -72,6 +77,7 @@ class Limits:
     max_queue: int = 64
     keep_results: int = 8
     resume_seconds: float = 30.0
+    max_pad_seq_len: int = 131_072
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form for ``/v1/info``."""

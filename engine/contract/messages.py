@@ -62,6 +62,8 @@ class Denoise:
         frames: pixel frames at 24 fps, 5 or more; snapped up to 17n+5.
         steps: forwards of the transformer, 1 or more.
         seed: 0 to 2^64 - 1.
+        pad_seq_len: rows that the packed sequence is padded to, a multiple of 64 not below the used rows
+            (`lengths.used_rows`); None: as many as are used.
     """
 
     task: Literal["denoise"]
@@ -70,6 +72,7 @@ class Denoise:
     frames: int
     steps: int = DEFAULT_STEPS
     seed: int = 0
+    pad_seq_len: int | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ class Generate:
         seed: 0 to 2^64 - 1.
         container: see `Decode`.
         frame_dtype: see `Decode`.
+        pad_seq_len: see `Denoise`.
     """
 
     task: Literal["generate"]
@@ -113,6 +117,7 @@ class Generate:
     seed: int = 0
     container: Literal["tensors", "mp4"] = "mp4"
     frame_dtype: Literal["uint8", "float32"] = "uint8"
+    pad_seq_len: int | None = None
 
 
 @dataclass(frozen=True)
@@ -173,6 +178,11 @@ def parse_request(data: Mapping[str, Any], *, path: str = "request") -> Request:
             remedy=f"Use one of {', '.join(REQUESTS)}.",
         )
     return parse_object(cls, data, path=path)
+
+
+def request_to_dict(request: Request) -> dict[str, Any]:
+    """Return the JSON form; a field that is None is absent, so that an older engine is not sent what it cannot know."""
+    return {name: value for name, value in dataclasses.asdict(request).items() if value is not None}
 
 
 # --- to the engine ---------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Loading the components of a checkpoint: only the tensors that this rank keeps, one by one.
 
+Of a component that is divided among ranks (`Division`), a rank reads its own slices alone.
 Promise: models are built without memory for their weights, then filled; the result equals what diffusers'
 ``load_components(dtype=...)`` gives, bit for bit and type for type, with the text encoder cut after layer 50.
 Raises `ConfigError` (``checkpoint_invalid``) naming tensor and file. A failure leaves nothing behind.
@@ -7,10 +8,13 @@ Raises `ConfigError` (``checkpoint_invalid``) naming tensor and file. A failure 
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -27,11 +31,13 @@ from transformers import AutoTokenizer
 from ..checkpoint import Checkpoint, Component
 from ..contract.errors import ConfigError
 from .bundle import COMPONENTS, Models
+from .pieces import Division, Piece
 from .text_encoder import build_text_encoder, checkpoint_name
 
 OnBytes = Callable[[str, int, int], None]
 """(component, bytes done, bytes in all), over all components this rank keeps."""
 
+_NOTHING_DIVIDED: Mapping[str, Division] = MappingProxyType({})
 _CLASSES: dict[str, Any] = {
     "transformer": MiniMaxH3Transformer3DModel,
     "vae": AutoencoderKLMiniMaxH3,
@@ -40,7 +46,13 @@ _CLASSES: dict[str, Any] = {
 
 
 def load_models(
-    checkpoint: Checkpoint, *, device: torch.device, dtype: torch.dtype, keep: frozenset[str], on_bytes: OnBytes
+    checkpoint: Checkpoint,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    keep: frozenset[str],
+    on_bytes: OnBytes,
+    divisions: Mapping[str, Division] = _NOTHING_DIVIDED,
 ) -> Models:
     """Load the components in ``keep``.
 
@@ -48,11 +60,11 @@ def load_models(
         dtype: compute type; modules that diffusers keeps in fp32 stay so.
         keep: names of `COMPONENTS` that ``checkpoint`` was opened for.
         on_bytes: called after each tensor.
+        divisions: how components are divided among ranks, by name; the others are loaded whole.
 
     Raises:
         ConfigError: ``checkpoint_invalid``.
     """
-    progress = _Progress(on_bytes, sum(checkpoint.components[name].bytes for name in keep))
     models = Models(
         facts=checkpoint.facts,
         dtype=dtype,
@@ -60,10 +72,14 @@ def load_models(
         scheduler=_load_small(checkpoint, "scheduler", MiniMaxH3Scheduler),
         audio_scheduler=_load_small(checkpoint, "audio_scheduler", MiniMaxH3Scheduler),
     )
-    for name in COMPONENTS:
-        if name in keep:
-            component = checkpoint.components[name]
-            setattr(models, name, _load_component(component, device=device, dtype=dtype, progress=progress))
+    built = {
+        name: _Built.from_component(checkpoint.components[name], divisions.get(name))
+        for name in COMPONENTS
+        if name in keep
+    }
+    progress = _Progress(on_bytes, sum(part.bytes for part in built.values()))
+    for name, part in built.items():
+        setattr(models, name, part.fill(device=device, dtype=dtype, progress=progress))
     return models
 
 
@@ -91,24 +107,71 @@ def _load_small(checkpoint: Checkpoint, name: str, cls: Any) -> Any:
         raise _invalid(name, None, f"{name}/ cannot be read: {error}") from error
 
 
-def _load_component(component: Component, *, device: torch.device, dtype: torch.dtype, progress: _Progress) -> Any:
-    """Build and fill one model, ready for inference on ``device``."""
-    model = _build(component)
-    named = {name: (checkpoint_name(name) if component.name == "text_encoder" else name) for name in model.state_dict()}
-    _check_tensors(component, model, named)
-    fp32 = _fp32_modules(model) if dtype != torch.float32 else frozenset()
-    by_file: dict[Path, list[str]] = {}
-    for name, stored in named.items():
-        by_file.setdefault(component.tensors[stored].file, []).append(name)
-    state: dict[str, torch.Tensor] = {}
-    for file, names in by_file.items():
-        with _open_weights(component, file) as tensors:
-            for name in names:
-                wanted = torch.float32 if fp32.intersection(name.split(".")) else dtype
-                state[name] = _place(tensors.get_tensor(named[name]), device=device, dtype=wanted)
-                progress.add(component.name, component.tensors[named[name]].bytes)
-    model.load_state_dict(state, assign=True)
-    return model.to(device).requires_grad_(False).eval()
+@dataclass(frozen=True)
+class _Built:
+    """A model without memory for its weights, and what this rank reads into it.
+
+    Attributes:
+        named: the name in the checkpoint of each tensor of the model.
+        pieces: what is read of the tensors that are not read whole, by the model's names.
+    """
+
+    component: Component
+    model: Any
+    named: Mapping[str, str]
+    division: Division | None
+    pieces: Mapping[str, Piece]
+
+    @classmethod
+    def from_component(cls, component: Component, division: Division | None) -> _Built:
+        model = _build(component)
+        text = component.name == "text_encoder"
+        named = {name: (checkpoint_name(name) if text else name) for name in model.state_dict()}
+        _check_tensors(component, model, named)
+        pieces = {}
+        if division is not None:
+            division.apply(model)
+            for name, stored in named.items():
+                piece = division.piece(name, component.tensors[stored].info.shape)
+                if piece is not None:
+                    pieces[name] = piece
+        return cls(component, model, named, division, pieces)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the files that this rank reads."""
+        return sum(self.bytes_of(name) for name in self.named)
+
+    def bytes_of(self, name: str) -> int:
+        """Bytes that are read for the model's tensor ``name``."""
+        stored = self.component.tensors[self.named[name]]
+        piece = self.pieces.get(name)
+        return stored.bytes if piece is None else stored.bytes // math.prod(stored.info.shape) * piece.numel
+
+    def fill(self, *, device: torch.device, dtype: torch.dtype, progress: _Progress) -> Any:
+        """Read the weights and return the model, ready for inference on ``device``."""
+        fp32 = _fp32_modules(self.model) if dtype != torch.float32 else frozenset()
+        by_file: dict[Path, list[str]] = {}
+        for name, stored in self.named.items():
+            by_file.setdefault(self.component.tensors[stored].file, []).append(name)
+        state: dict[str, torch.Tensor] = {}
+        for file, names in by_file.items():
+            with _open_weights(self.component, file) as tensors:
+                for name in names:
+                    wanted = torch.float32 if fp32.intersection(name.split(".")) else dtype
+                    state[name] = self._wrap(name, _place(self._read(name, tensors), device=device, dtype=wanted))
+                    progress.add(self.component.name, self.bytes_of(name))
+        self.model.load_state_dict(state, assign=True)
+        return self.model.to(device).requires_grad_(False).eval()
+
+    def _read(self, name: str, tensors: Any) -> torch.Tensor:
+        piece = self.pieces.get(name)
+        stored = self.named[name]
+        tensor: torch.Tensor = tensors.get_tensor(stored) if piece is None else piece.read(tensors.get_slice(stored))
+        return tensor
+
+    def _wrap(self, name: str, local: torch.Tensor) -> torch.Tensor:
+        return local if self.division is None else self.division.wrap(name, local)
 
 
 def _build(component: Component) -> Any:

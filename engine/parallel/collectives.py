@@ -8,7 +8,7 @@ timed out); the group is then poisoned until the mesh rebuilds it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,23 +25,80 @@ class DataGroupError(RuntimeError):
 
 
 @contextmanager
-def data_collective(mesh: Mesh) -> Iterator[dist.ProcessGroup]:
-    """Enter the data group, and turn its failures into `DataGroupError`."""
+def data_collective(mesh: Mesh, axis: str = "world") -> Iterator[dist.ProcessGroup]:
+    """Enter the data group of ``axis``, and turn its failures into `DataGroupError`."""
     mesh.dirty = True
     try:
-        yield mesh.data
+        yield mesh.group(axis)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
         raise DataGroupError(str(error)) from error
 
 
-def all_to_all(x: torch.Tensor, mesh: Mesh) -> torch.Tensor:
-    """Exchange the slices of ``x`` along dim 0 (one per rank, equal shapes); slice r of the result is rank r's."""
-    out = torch.empty_like(x)
-    with data_collective(mesh) as group:
-        dist.all_to_all_single(out, x, group=group)
+def exchange(
+    x: torch.Tensor, *, send: Sequence[int], receive: Sequence[int], mesh: Mesh, axis: str, kind: str
+) -> torch.Tensor:
+    """Send each rank of ``axis`` its slice of ``x`` and return what they sent, joined in their order: one all-to-all.
+
+    Args:
+        x: [sum(send)], contiguous. send: values for each rank. receive: values from each rank; all ranks agree.
+        kind: what the bytes count as in the mesh's account.
+    """
+    out = x.new_empty(sum(receive))
+    with data_collective(mesh, axis) as group:
+        dist.all_to_all_single(out, x, list(receive), list(send), group=group)
+        own = group.rank()
+    size = x.element_size()
+    mesh.account.moved(kind, sent=(sum(send) - send[own]) * size, received=(sum(receive) - receive[own]) * size)
     return out
+
+
+def gather_uneven(x: torch.Tensor, counts: Sequence[int], *, mesh: Mesh, axis: str, kind: str) -> list[torch.Tensor]:
+    """Return the [counts[i]] values of each rank of ``axis``; this rank's are ``x`` itself, which does not travel."""
+    with data_collective(mesh, axis) as group:
+        own = group.rank()
+    others = [0 if rank == own else count for rank, count in enumerate(counts)]
+    send = [0 if rank == own else x.numel() for rank in range(len(counts))]
+    # The slices of an all-to-all are separate memory, so the values are repeated, one copy a receiver.
+    joined = exchange(x.repeat(len(counts) - 1), send=send, receive=others, mesh=mesh, axis=axis, kind=kind)
+    parts = list(torch.split(joined, others))
+    parts[own] = x
+    return parts
+
+
+class Transfer:
+    """Sends and receptions between neighbours that are under way; `wait` before using or freeing their tensors."""
+
+    def __init__(self, works: Sequence[dist.Work], mesh: Mesh, axis: str) -> None:
+        self._works = works
+        self._mesh = mesh
+        self._axis = axis
+
+    def wait(self) -> None:
+        """Return when what was sent may be freed and what was received may be read (on a GPU: by the next kernel)."""
+        with data_collective(self._mesh, self._axis):
+            for work in self._works:
+                work.wait()
+        # A finished work keeps its tensor in memory.
+        self._works = ()
+
+
+def start_transfer(sent: torch.Tensor, received: torch.Tensor, *, mesh: Mesh, axis: str, kind: str) -> Transfer:
+    """Begin to send ``sent`` to the next rank of ``axis`` and to fill ``received`` from the previous one.
+
+    Returns at once. An empty tensor is not transferred: both ends know its size.
+    """
+    with data_collective(mesh, axis) as group:
+        size, own = group.size(), group.rank()
+        operations = [
+            dist.P2POp(call, tensor, group=group, group_peer=peer % size)
+            for call, tensor, peer in ((dist.isend, sent, own + 1), (dist.irecv, received, own - 1))
+            if tensor.numel()
+        ]
+        works = dist.batch_isend_irecv(operations) if operations else []
+    mesh.account.moved(kind, sent=sent.nbytes, received=received.nbytes)
+    return Transfer(works, mesh, axis)
 
 
 def all_gather(x: torch.Tensor, mesh: Mesh) -> torch.Tensor:

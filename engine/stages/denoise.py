@@ -46,12 +46,21 @@ def check_conditioning(embeds: PromptEmbeds) -> None:
 
 
 def denoise(
-    ctx: StageContext, embeds: PromptEmbeds, *, width: int, height: int, frames: int, steps: int, seed: int
+    ctx: StageContext,
+    embeds: PromptEmbeds,
+    *,
+    width: int,
+    height: int,
+    frames: int,
+    steps: int,
+    seed: int,
+    pad_seq_len: int | None = None,
 ) -> Latents:
     """Denoise from the noise of ``seed``; every rank calls it with the same arguments.
 
     Args:
         width, height: pixels. frames: pixel frames on the lattice 17n+5. steps: forwards, 1 or more.
+        pad_seq_len: rows to pad the packed sequence to (the transformer must be wrapped); None: no padding.
 
     Returns:
         Normalised fp32 latents on the rank's device.
@@ -64,7 +73,7 @@ def denoise(
         video_rows=pack_video(video, grid.patch).to(ctx.device),
         audio_rows=audio_rows.to(ctx.device),
         prompt_embeds=embeds.prompt_embeds.to(ctx.device),
-        layout=build_layout(embeds.token_tags.cpu(), grid),
+        layout=build_layout(embeds.token_tags.cpu(), grid, pad_seq_len=pad_seq_len),
         schedules=set_schedules(models.scheduler, models.audio_scheduler, steps=steps, device=ctx.device),
         boundary=ctx.boundary,
         report=ctx.report,

@@ -57,6 +57,25 @@ CASES = {
         "encode",
         ("does not answer (connection refused)", "url"),
     ),
+    "ranks that cannot be laid out": (
+        make_t2va(connect__ranks=3, connect__ring_degree=2),
+        "connect",
+        ("ranks = 3", "ring_degree", "0 or 2"),
+    ),
+    "weights that are no numbers": (make_t2va(connect__rank_weights="2,x"), "connect", ("rank_weights", "2,1,1")),
+    "a text encoder in three": (make_t2va(connect__text_encoder_tp_degree=3), "connect", ("1, 2, 4 or 8",)),
+    "too many weights": (make_t2va(connect__rank_weights="2,1,1"), "encode", ("3 weights", "2 ranks", "rank_weights")),
+    "a pinned length that is too short": (
+        make_t2va(sample__pad_seq_len=64),
+        "sample",
+        ("pad_seq_len = 64", "rows", "Use 192"),
+    ),
+    "a pinned length between two multiples": (
+        make_t2va(sample__pad_seq_len=200),
+        "sample",
+        ("multiple of 64", "Use 192"),
+    ),
+    "a pinned length beyond the limit": (make_t2va(sample__pad_seq_len=2**20), "sample", ("131072",)),
 }
 
 

@@ -37,8 +37,17 @@ def workflow() -> dict[str, Any]:
     return loaded
 
 
-def _run(page: Page, workflow: dict[str, Any], picture: Path) -> None:
+def _load(page: Page, workflow: dict[str, Any]) -> None:
     page.evaluate("async (workflow) => { await app.loadGraphData(workflow, true, true); }", workflow)
+
+
+def _saved_values(page: Page) -> dict[int, list[Any]]:
+    nodes = json.loads(page.evaluate("() => JSON.stringify(app.graph.serialize())"))["nodes"]
+    return {node["id"]: node.get("widgets_values") or [] for node in nodes}
+
+
+def _run(page: Page, workflow: dict[str, Any], picture: Path) -> None:
+    _load(page, workflow)
     page.evaluate(_LISTEN)
     page.evaluate("() => app.queuePrompt(0, 1)")
     page.wait_for_function("() => window.seen.length", timeout=120_000)
@@ -71,9 +80,37 @@ def test_the_workflow_loads_runs_and_its_video_plays(
         assert errors == []
 
 
+@pytest.mark.parametrize("file", ["t2va_before_parallel", "t2va_before_parallel_after_a_run"])
+def test_a_file_saved_before_inputs_were_appended_gets_their_defaults_and_runs(comfyui: ComfyUI, file: str) -> None:
+    old = json.loads((ROOT / "tests" / "comfyui" / "saved" / f"{file}.json").read_text())
+    given = json.loads((ROOT / "tests" / "comfyui" / "saved" / "t2va_before_parallel.json").read_text())
+    with comfyui_page(comfyui, vue_nodes=False) as page:
+        _load(page, old)
+        values = _saved_values(page)
+        _run(page, old, ARTIFACTS / f"{file}.png")
+        assert page.evaluate("() => app.graph._nodes.filter((node) => node.has_errors).length") == 0
+        after = _saved_values(page)
+    appended = {"H3EngineConnect": [0, 1, 1, 1, False, False, ""], "H3EngineSampler": [0]}
+    for node in given["nodes"]:
+        assert values[node["id"]] == [*(node.get("widgets_values") or []), *appended.get(node["type"], [])]
+        # The text that a node shows after a run is not saved with it.
+        assert len(after[node["id"]]) == len(values[node["id"]]), node["type"]
+
+
+def test_the_template_of_several_ranks_runs_on_a_ring(comfyui: ComfyUI) -> None:
+    workflow = json.loads((ROOT / "workflows" / "t2va_parallel.json").read_text())
+    with comfyui_page(comfyui, vue_nodes=False) as page:
+        _run(page, workflow, ARTIFACTS / "t2va_parallel.png")
+        values = _saved_values(page)
+    connect = next(node for node in workflow["nodes"] if node["type"] == "H3EngineConnect")
+    assert values[connect["id"]] == connect["widgets_values"]
+    command = comfyui.stop_engine_with("--ring-degree")
+    assert "--ulysses-degree 1 --ring-degree 2 --text-encoder-tp-degree 2" in " ".join(command)
+
+
 def test_the_page_saves_the_workflow_with_the_values_it_was_given(comfyui: ComfyUI, workflow: dict[str, Any]) -> None:
     with comfyui_page(comfyui, vue_nodes=False) as page:
-        page.evaluate("async (workflow) => { await app.loadGraphData(workflow, true, true); }", workflow)
+        _load(page, workflow)
         saved = json.loads(page.evaluate("() => JSON.stringify(app.graph.serialize())"))
         prompt = page.evaluate("async () => (await app.graphToPrompt()).output")
         token = page.evaluate("() => app.extensionManager.setting.get('H3Engine.Token')")

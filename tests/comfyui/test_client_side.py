@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import importlib
 import socket
 import sys
@@ -11,6 +13,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+from engine.cli_serve import add_arguments
+from engine.config import build_config
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +125,32 @@ def test_a_waiting_job_says_for_what(module: Any) -> None:
         "Waiting, number 2 in the queue: the engine works on another job"
     )
     assert texts.event_text(messages.Queued(1, "ready")) is None
+
+
+def test_only_what_differs_from_the_engines_defaults_is_given_to_it(module: Any) -> None:
+    launcher = module("comfy_h3.launcher")
+    assert launcher.ParallelSpec().flags() == []
+    spec = launcher.ParallelSpec(ulysses_degree=2, ring_degree=2, compile=True, rank_weights="2,1,1,1")
+    words = ["--ulysses-degree", "2", "--ring-degree", "2", "--compile", "--rank-weights", "2,1,1,1"]
+    assert spec.flags() == words
+
+
+def test_every_field_of_the_layout_is_an_option_of_the_engine(module: Any) -> None:
+    everything = module("comfy_h3.launcher").ParallelSpec(2, 2, 2, 2, True, True, "2,1,1,1")
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    given = {name: value for name, value in vars(parser.parse_args(everything.flags())).items() if name != "config"}
+    layout = build_config({"model": "/a", "device": "cpu", **given}).layout
+    assert layout.to_dict() == {**dataclasses.asdict(everything), "rank_weights": (2.0, 1.0, 1.0, 1.0)}
+
+
+def test_a_length_that_is_off_is_not_sent_to_an_engine_that_may_not_know_it(module: Any) -> None:
+    messages = module("engine.contract.messages")
+    sent = messages.request_to_dict(messages.Denoise("denoise", 64, 64, 22))
+    assert "pad_seq_len" not in sent
+    assert messages.parse_request(sent) == messages.Denoise("denoise", 64, 64, 22)
+    pinned = messages.Denoise("denoise", 64, 64, 22, pad_seq_len=512)
+    assert messages.parse_request(messages.request_to_dict(pinned)) == pinned
 
 
 def test_the_engines_python_is_the_chosen_one_first(

@@ -14,6 +14,7 @@ from tests.support.comfyui import PACK_NAME, ComfyUI
 pytestmark = pytest.mark.comfyui
 
 SNAPSHOT = Path(__file__).with_name("schemas.json")
+TEMPLATES = ("t2va", "t2va_parallel")
 NODE_IDS = (
     "H3EngineConnect",
     "H3EngineTextEncode",
@@ -99,17 +100,19 @@ def test_only_main_js_is_loaded_as_an_extension(comfyui: ComfyUI) -> None:
     assert ours == [f"/extensions/{PACK_NAME}/main.js"]
 
 
-def test_the_template_browser_lists_the_workflow_with_its_thumbnail(comfyui: ComfyUI) -> None:
-    assert comfyui.get("/workflow_templates")[PACK_NAME] == ["t2va"]
-    workflow = comfyui.get(f"/api/workflow_templates/{PACK_NAME}/t2va.json")
-    assert workflow["version"] == 0.4
-    picture = comfyui.get_bytes(f"/api/workflow_templates/{PACK_NAME}/t2va.jpg")
-    assert picture[:3] == b"\xff\xd8\xff"
+def test_the_template_browser_lists_the_workflows_with_their_thumbnails(comfyui: ComfyUI) -> None:
+    assert sorted(comfyui.get("/workflow_templates")[PACK_NAME]) == list(TEMPLATES)
+    for name in TEMPLATES:
+        workflow = comfyui.get(f"/api/workflow_templates/{PACK_NAME}/{name}.json")
+        assert workflow["version"] == 0.4
+        picture = comfyui.get_bytes(f"/api/workflow_templates/{PACK_NAME}/{name}.jpg")
+        assert picture[:3] == b"\xff\xd8\xff"
 
 
-def test_the_workflow_uses_our_nodes_and_cores_only(comfyui: ComfyUI) -> None:
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_workflow_uses_our_nodes_and_cores_only(comfyui: ComfyUI, name: str) -> None:
     known = comfyui.get("/object_info")
-    workflow = comfyui.get(f"/api/workflow_templates/{PACK_NAME}/t2va.json")
+    workflow = comfyui.get(f"/api/workflow_templates/{PACK_NAME}/{name}.json")
     types = [node["type"] for node in workflow["nodes"]]
     assert {"H3EngineConnect", "SaveVideo"} <= set(types)
     for kind in types:

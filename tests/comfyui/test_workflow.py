@@ -68,6 +68,14 @@ async def test_the_same_prompt_again_is_cached(comfyui: ComfyUI, seen: dict[str,
     assert run.seconds < seen["first"].seconds
 
 
+async def test_ranks_in_a_ring_with_a_pinned_length_make_a_video(comfyui: ComfyUI) -> None:
+    layout = {"connect__ranks": 2, "connect__ulysses_degree": 1, "connect__ring_degree": 2}
+    run = await run_prompt(comfyui, make_t2va(**layout, connect__rank_weights="2,1", sample__pad_seq_len=512))
+    assert run.of("execution_success"), run.of("execution_error")
+    assert run.texts("sample")[-1].startswith("Done in")
+    assert "--rank-weights" in comfyui.stop_engine_with("--ring-degree")
+
+
 async def test_another_seed_uses_the_engine_that_is_there(comfyui: ComfyUI) -> None:
     before = comfyui.engine_pids()
     run = await run_prompt(comfyui, make_t2va(sample__seed=8))

@@ -67,6 +67,8 @@ def test_the_command_line_imports_no_torch() -> None:
         ((), "--model DIR"),
         (("--model", "/no/such/folder"), "make-tiny"),
         (("--model", "x", "--nproc-per-node", "2", "--ulysses-degree", "3"), "Working layouts"),
+        (("--model", "x", "--nproc-per-node", "4", "--ring-degree", "3"), "Working layouts of 4 ranks"),
+        (("--model", "x", "--rank-weights", "1,x"), "positive numbers"),
         (("--model", "x", "--host", "0.0.0.0"), "--token-file"),
         (("--model", "x", "--config", "/no/such/file"), "cannot be read"),
         (("--model", "~nobody-has-this-name/model"), "usable path"),
@@ -90,6 +92,14 @@ def test_a_missing_component_stops_serve_before_any_rank(tiny_checkpoint: Path, 
     assert done.returncode == 2
     assert "audio_vae" in done.stderr
     assert "checkpoint_missing" in done.stderr
+    assert "fleet" not in done.stderr
+
+
+def test_heads_that_do_not_divide_stop_serve_before_any_rank(tiny_checkpoint: Path) -> None:
+    done = command("serve", "--device", "cpu", "--model", str(tiny_checkpoint), "--tp-degree", "3")
+    assert done.returncode == 2
+    assert "4 attention heads" in done.stderr
+    assert "--ring-degree 3" in done.stderr
     assert "fleet" not in done.stderr
 
 

@@ -13,7 +13,12 @@ from engine import config_devices
 from engine.cli_serve import add_arguments
 from engine.config import OPTIONS, EngineConfig, build_config, is_loopback
 from engine.config_devices import Devices
+from engine.config_layout import check_layout
 from engine.contract.errors import ConfigError
+from engine.contract.limits import ModelFacts
+from engine.controller_fleet import _layout_flags
+from engine.fleet import parse_arguments
+from engine.rank_options import ParallelOptions, RankOptions
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +57,7 @@ def test_every_option_can_stand_in_both_places() -> None:
     ("text", "code", "field", "words"),
     [
         ("modle: /a", "config_unknown_key", "modle", "model"),
-        ("ring_degree: 2", "config_unknown_key", "ring_degree", "ulysses_degree"),
+        ("rign_degree: 2", "config_unknown_key", "rign_degree", "ring_degree"),
         ("port: eighty", "config_bad_value", "port", "whole number"),
         ("port: 70000", "config_bad_value", "port", "65535"),
         ("port: true", "config_bad_value", "port", "whole number"),
@@ -95,20 +100,128 @@ def test_without_a_model_nothing_starts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "layout"),
-    [({}, (1, 1)), ({"nproc_per_node": 3}, (3, 3)), ({"ulysses_degree": 2}, (2, 2))],
+    ("given", "ranks", "ulysses"),
+    [
+        ({}, 1, 1),
+        ({"nproc_per_node": 3}, 3, 3),
+        ({"ulysses_degree": 2}, 2, 2),
+        ({"ring_degree": 2}, 2, 1),
+        ({"nproc_per_node": 8, "ring_degree": 2}, 8, 4),
+        ({"nproc_per_node": 8, "ring_degree": 2, "tp_degree": 2}, 8, 2),
+        ({"ulysses_degree": 3, "tp_degree": 2}, 6, 3),
+    ],
 )
 def test_an_unset_degree_follows_from_the_others(
-    tmp_path: Path, given: dict[str, int], layout: tuple[int, int]
+    tmp_path: Path, given: dict[str, int], ranks: int, ulysses: int
 ) -> None:
     config = build(tmp_path, model="/a", **given)
-    assert (config.nproc_per_node, config.ulysses_degree) == layout
+    assert (config.nproc_per_node, config.layout.ulysses_degree, config.layout.world_size) == (ranks, ulysses, ranks)
 
 
-def test_ranks_that_do_not_equal_the_degrees_are_refused_with_working_layouts(tmp_path: Path) -> None:
-    error = refuse(tmp_path, model="/a", nproc_per_node=4, ulysses_degree=3)
-    assert (error.code, error.field, error.value) == ("config_conflict", "ulysses_degree", 3)
-    assert "nproc_per_node 4 with ulysses_degree 4" in (error.remedy or "")
+def test_the_layout_can_stand_in_the_file(tmp_path: Path) -> None:
+    text = (
+        "ring-degree: 2\ntp_degree: 2\nnproc_per_node: 8\nrank-weights: [2, 1, 1.5, 1]\n"
+        "text_encoder_tp_degree: 4\nshard_weights: true\ncompile: true\nmax_pad_seq_len: 4096\n"
+    )
+    config = build(tmp_path, text, model="/a")
+    assert config.layout.to_dict() == {
+        "ulysses_degree": 2,
+        "ring_degree": 2,
+        "tp_degree": 2,
+        "text_encoder_tp_degree": 4,
+        "rank_weights": (2.0, 1.0, 1.5, 1.0),
+        "shard_weights": True,
+        "compile": True,
+    }
+    assert config.limits.max_pad_seq_len == 4096
+    assert build(tmp_path, text, model="/a", rank_weights="1,1,1,3").layout.rank_weights == (1.0, 1.0, 1.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "value", "words"),
+    [
+        (
+            {"nproc_per_node": 4, "ulysses_degree": 3},
+            "ulysses_degree",
+            3,
+            "--ulysses-degree 2 --ring-degree 2 --tp-degree 1;",
+        ),
+        ({"nproc_per_node": 4, "ring_degree": 3}, "ring_degree", 3, "--ring-degree 4"),
+        ({"nproc_per_node": 2, "ulysses_degree": 2, "tp_degree": 2}, "ulysses_degree", 2, "--nproc-per-node 4"),
+        ({"nproc_per_node": 3, "tp_degree": 2}, "tp_degree", 2, "--ulysses-degree 1 --ring-degree 3 --tp-degree 1."),
+        ({"nproc_per_node": 2, "ulysses_degree": 1}, "ulysses_degree", 1, "--ulysses-degree 2 --ring-degree 1"),
+        ({"nproc_per_node": 2, "text_encoder_tp_degree": 4}, "text_encoder_tp_degree", 4, "1 or 2, or more ranks"),
+        ({"nproc_per_node": 4, "rank_weights": "1,2"}, "rank_weights", "1,2", "4 positive numbers"),
+        ({"nproc_per_node": 4, "tp_degree": 2, "rank_weights": "1,2,3,4"}, "rank_weights", "1,2,3,4", "1,1"),
+        ({"shard_weights": True}, "shard_weights", True, "--nproc-per-node 2"),
+        ({"shard_weights": True, "tp_degree": 2}, "shard_weights", True, "--nproc-per-node 4"),
+    ],
+)
+def test_a_layout_that_cannot_work_is_refused_with_those_that_can(
+    tmp_path: Path, given: dict[str, Any], field: str, value: object, words: str
+) -> None:
+    error = refuse(tmp_path, model="/a", **given)
+    assert (error.code, error.field, error.value) == ("config_conflict", field, value)
+    assert words in (error.remedy or "")
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"ring_degree": 0}, "ring_degree"),
+        ({"tp_degree": -1}, "tp_degree"),
+        ({"ulysses_degree": 0}, "ulysses_degree"),
+        ({"nproc_per_node": 8, "text_encoder_tp_degree": 3}, "text_encoder_tp_degree"),
+        ({"rank_weights": "1,-1"}, "rank_weights"),
+        ({"rank_weights": "1,0"}, "rank_weights"),
+        ({"rank_weights": "1,nan"}, "rank_weights"),
+        ({"rank_weights": "1,inf"}, "rank_weights"),
+        ({"rank_weights": ""}, "rank_weights"),
+        ({"rank_weights": "1;1"}, "rank_weights"),
+        ({"rank_weights": 2}, "rank_weights"),
+        ({"max_pad_seq_len": 63}, "max_pad_seq_len"),
+    ],
+)
+def test_a_parallel_option_out_of_its_range_is_refused(tmp_path: Path, given: dict[str, Any], field: str) -> None:
+    error = refuse(tmp_path, model="/a", **given)
+    assert (error.code, error.field) == ("config_bad_value", field)
+    assert error.remedy
+
+
+def test_a_long_list_of_working_layouts_is_cut_short(tmp_path: Path) -> None:
+    remedy = refuse(tmp_path, model="/a", nproc_per_node=64, ring_degree=3).remedy or ""
+    assert "Working layouts of 64 ranks: --ulysses-degree 64 --ring-degree 1 --tp-degree 1;" in remedy
+    assert remedy.endswith("; and 10 more.")
+
+
+def test_heads_must_divide_among_the_ranks_of_tensor_parallel() -> None:
+    layout = ParallelOptions(ulysses_degree=2, tp_degree=3, text_encoder_tp_degree=4)
+    check_layout(ParallelOptions(ulysses_degree=3, tp_degree=2), ModelFacts(heads=4), encodes=True)
+    with pytest.raises(ConfigError) as caught:
+        check_layout(layout, ModelFacts(heads=4), encodes=True)
+    assert (caught.value.field, caught.value.value) == ("tp_degree", 3)
+    assert "--ulysses-degree 3 --ring-degree 1 --tp-degree 2" in str(caught.value.remedy)
+    assert "--tp-degree 3" not in str(caught.value.remedy)
+    with pytest.raises(ConfigError) as caught:
+        check_layout(layout, ModelFacts(heads=6, text_kv_heads=2), encodes=True)
+    assert (caught.value.field, caught.value.remedy) == ("text_encoder_tp_degree", "Use 1 or 2.")
+    check_layout(layout, ModelFacts(heads=6, text_kv_heads=2), encodes=False)
+
+
+def test_the_layout_reaches_the_ranks() -> None:
+    layout = ParallelOptions(
+        ulysses_degree=2,
+        ring_degree=3,
+        tp_degree=2,
+        text_encoder_tp_degree=4,
+        rank_weights=(1.0, 0.1, 2.5, 1.0, 1.0, 1.0),
+        shard_weights=True,
+        compile=True,
+    )
+    plain = "--model m --nproc-per-node 12 --device cpu --dtype fp32 --stages denoise --run-dir r --link l"
+    for given in (layout, ParallelOptions(ulysses_degree=12)):
+        options, _ = parse_arguments([*plain.split(), "--data-timeout", "5", *_layout_flags(given)])
+        assert RankOptions.from_json(options.to_json()).to_dict() == given.to_dict()
 
 
 def test_one_rank_per_accelerator_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

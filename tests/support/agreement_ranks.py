@@ -10,7 +10,14 @@ import torch
 
 from engine.contract.errors import EngineError, JobCancelled, JobError
 from engine.parallel.agreement import CONSEQUENCE, Agreement
-from engine.parallel.collectives import DataGroupError, all_gather, collect_json, share_json, share_tensors
+from engine.parallel.collectives import (
+    DataGroupError,
+    all_gather,
+    collect_json,
+    share_json,
+    share_tensors,
+    start_transfer,
+)
 from engine.parallel.mesh import Mesh
 
 
@@ -78,8 +85,31 @@ def leaving(mesh: Mesh, folder: Path) -> None:
         assert all_gather(torch.tensor([mesh.layout.rank]), mesh).tolist() == [[0], [1]]
 
 
+def pass_on(mesh: Mesh) -> torch.Tensor:
+    """Send a value to the next rank and return the previous one's."""
+    received = torch.empty(1)
+    start_transfer(torch.tensor([1.0 + mesh.layout.rank]), received, mesh=mesh, axis="world", kind="test").wait()
+    return received
+
+
+def leaving_a_ring(mesh: Mesh, folder: Path) -> None:
+    """The same with a transfer between neighbours."""
+    begun = time.monotonic()
+    assert pass_on(mesh) == 2 - mesh.layout.rank
+    if mesh.layout.rank == 1:
+        time.sleep(0.3)
+        mesh.leave_data()
+    else:
+        with pytest.raises(DataGroupError):
+            pass_on(mesh)
+    assert time.monotonic() - begun < 10
+    collect_json(None, mesh)
+    mesh.rebuild_data()
+    assert pass_on(mesh) == 2 - mesh.layout.rank
+
+
 def everything(mesh: Mesh, folder: Path) -> None:
     """Run all of it in one pair of processes."""
-    for check in (sharing, settling, leaving):
+    for check in (sharing, settling, leaving, leaving_a_ring):
         check(mesh, folder)
     (folder / f"done-{mesh.layout.rank}").touch()

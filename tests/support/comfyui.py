@@ -89,6 +89,17 @@ class ComfyUI:
         (port,) = {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
         return f"http://127.0.0.1:{port}"
 
+    def stop_engine_with(self, option: str) -> list[str]:
+        """Stop the one engine that was started with ``option``, for tests that know one engine; return its command."""
+        commands = {pid: psutil.Process(pid).cmdline() for pid in self.engine_pids()}
+        ((pid, command),) = [(pid, command) for pid, command in commands.items() if option in command]
+        psutil.Process(pid).terminate()
+        end = time.monotonic() + 40
+        while pid in self.engine_pids():
+            assert time.monotonic() < end, "the engine did not stop"
+            time.sleep(0.1)
+        return command
+
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """Stop the server and wait for it."""
         self.process.send_signal(how)

@@ -41,7 +41,8 @@ def main(function: str, rank: int, ranks: int, folder: Path) -> None:
     import torch
     from torch.distributed import FileStore
 
-    from engine.parallel.mesh import Layout, Mesh
+    from engine.parallel.layout import Layout
+    from engine.parallel.mesh import Mesh
 
     torch.set_num_threads(1)
     mesh = Mesh(Layout(rank, ranks, ranks), FileStore(str(folder / "store"), ranks))

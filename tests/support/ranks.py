@@ -58,8 +58,16 @@ class Ended:
 class Fleet:
     """A running ``python -m engine.fleet``."""
 
-    def __init__(self, model: Path, *, ranks: int = 2, data_timeout: float = 60, stages: str | None = None) -> None:
-        """Start it; `wait_ready` waits for the ranks."""
+    def __init__(
+        self,
+        model: Path,
+        *,
+        ranks: int = 2,
+        data_timeout: float = 60,
+        stages: str | None = None,
+        layout: tuple[str, ...] | None = None,
+    ) -> None:
+        """Start it; `wait_ready` waits for the ranks. ``layout``: options of it, Ulysses over all ranks by default."""
         self.folder = Path(tempfile.mkdtemp(prefix="h3-ranks-", dir="/dev/shm"))
         self.fault_file = self.folder / "fault.json"
         self._inbox: queue.Queue[Message] = queue.Queue()
@@ -73,7 +81,8 @@ class Fleet:
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "engine.fleet", "--model", str(model), "--nproc-per-node", str(ranks)),
-                *("--ulysses-degree", str(ranks), "--device", "cpu", "--dtype", "fp32", "--stages", stages),
+                *(layout or ("--ulysses-degree", str(ranks))),
+                *("--device", "cpu", "--dtype", "fp32", "--stages", stages),
                 *("--run-dir", str(self.folder), "--link", str(self.folder / "link")),
                 *("--data-timeout", str(data_timeout)),
             ],

@@ -10,9 +10,20 @@ interface Setting {
   attrs: Record<string, string>;
 }
 
+interface SavedNode {
+  widgets_values?: unknown[];
+}
+
+interface GraphNode {
+  widgets?: { name: string; value: unknown }[];
+  configure(saved: SavedNode): void;
+  serialize(): SavedNode;
+}
+
 interface Extension {
   name: string;
   settings?: Setting[];
+  beforeRegisterNodeDef?(nodeType: { prototype: GraphNode }, nodeData: { name: string }): void;
   setup?(): void;
 }
 

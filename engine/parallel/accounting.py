@@ -1,0 +1,136 @@
+"""What parallel attention costs in traffic and memory: counted on every rank, and as closed forms.
+
+`Account` adds up the bytes of the tensors that go into and out of the collectives (a rank's slice for itself is not
+counted; headers of a backend are not seen) and the bytes of remote keys and values held at once. The functions below
+are the closed forms that the counts equal, exactly. Symbols: B batch, D head dim, E bytes of an element, H heads of
+this rank (all heads over T), U and R the degrees, S_i used rows of sequence rank i, S their sum, h_u heads of
+Ulysses index u. Raises nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass
+class Entry:
+    """One kind of collective on one rank.
+
+    Attributes:
+        sent, received: bytes. calls: how often it ran.
+        held: bytes of remote keys and values that it brought and that are held now. peak: the most ever held.
+    """
+
+    sent: int = 0
+    received: int = 0
+    calls: int = 0
+    held: int = 0
+    peak: int = 0
+
+
+class Account:
+    """The books of one rank.
+
+    Attributes:
+        entries: by kind of collective: ``ulysses_qkv``, ``ulysses_out``, ``ring_kv``, ``heads``, ``block``.
+    """
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Entry] = defaultdict(Entry)
+
+    def reset(self) -> None:
+        """Forget everything counted."""
+        self.entries.clear()
+
+    def moved(self, kind: str, *, sent: int, received: int) -> None:
+        """Count one collective's bytes."""
+        entry = self.entries[kind]
+        entry.sent += sent
+        entry.received += received
+        entry.calls += 1
+
+    def hold(self, kind: str, count: int) -> None:
+        """Count ``count`` bytes of remote keys and values that the rank holds from now on."""
+        entry = self.entries[kind]
+        entry.held += count
+        entry.peak = max(entry.peak, entry.held)
+
+    def release(self, kind: str, count: int) -> None:
+        """Count that they are gone."""
+        self.entries[kind].held -= count
+
+
+def ulysses_qkv_bytes(rows: Sequence[int], heads: Sequence[int], index: int, *, row_head: int) -> tuple[int, int]:
+    """Return (sent, received) of one layer's exchange of rows for heads at Ulysses index u = ``index``.
+
+    sent = 3 * S_u * (H - h_u) * B*D*E, received = 3 * (S - S_u) * h_u * B*D*E; with even shares both are
+    3 * S*H/U * (U-1)/U * B*D*E.
+
+    Args:
+        rows: S_i, used rows of each rank of the Ulysses group. heads: h_u of each. row_head: B*D*E, bytes of one row
+            of one head.
+    """
+    return (
+        3 * rows[index] * (sum(heads) - heads[index]) * row_head,
+        3 * (sum(rows) - rows[index]) * heads[index] * row_head,
+    )
+
+
+def ulysses_out_bytes(rows: Sequence[int], heads: Sequence[int], index: int, *, row_head: int) -> tuple[int, int]:
+    """Return (sent, received) of one layer's exchange of heads for rows: a third of the other one, turned round.
+
+    sent = (S - S_u) * h_u * B*D*E, received = S_u * (H - h_u) * B*D*E.
+    """
+    sent, received = ulysses_qkv_bytes(rows, heads, index, row_head=row_head)
+    return received // 3, sent // 3
+
+
+def ring_bytes(blocks: Sequence[int], heads: int, index: int, *, row_head: int) -> tuple[int, int]:
+    """Return (sent, received) of one layer's ring at ring index r = ``index``.
+
+    A block goes from its owner to all but the rank before it, so with S_b rows in block b, each rank sends all
+    blocks but the next rank's and receives all but its own: sent = 2 * (S - S_(r+1)) * h * B*D*E,
+    received = 2 * (S - S_r) * h * B*D*E; with even blocks both are 2 * S*h * (R-1)/R * B*D*E.
+
+    Args:
+        blocks: used rows of each block on the ring. heads: h, heads on this ring.
+    """
+    following = blocks[(index + 1) % len(blocks)]
+    return (
+        2 * (sum(blocks) - following) * heads * row_head,
+        2 * (sum(blocks) - blocks[index]) * heads * row_head,
+    )
+
+
+def ring_peak_bytes(blocks: Sequence[int], heads: int, index: int, *, row_head: int) -> int:
+    """Return the most bytes of remote keys and values held on a ring: two blocks, the one at hand and the one to come.
+
+    max over the neighbours (a, b) among the R - 1 remote blocks, in the order of their arrival, of
+    2 * (S_a + S_b) * h * B*D*E; with even blocks 2 blocks (one with R = 2, where there is one remote block only).
+    """
+    size = len(blocks)
+    arriving = [blocks[(index - step) % size] for step in range(1, size)]
+    pairs = [sum(arriving[first : first + 2]) for first in range(max(1, len(arriving) - 1))]
+    return 2 * max(pairs, default=0) * heads * row_head
+
+
+def ulysses_peak_bytes(rows: Sequence[int], heads: Sequence[int], index: int, *, row_head: int) -> int:
+    """Return the bytes of remote keys and values that Ulysses holds: 2 * (S - S_u) * h_u * B*D*E, all at once."""
+    return 2 * (sum(rows) - rows[index]) * heads[index] * row_head
+
+
+def head_bytes(rows: Sequence[int], index: int, *, width: int, element: int) -> tuple[int, int]:
+    """Return (sent, received) of one forward's gather of one output head.
+
+    sent = (n - 1) * G_i * width * E, received = (G - G_i) * width * E: G_i target rows of the head's modality on rank
+    i, n ranks. Each rank receives just the target rows that it lacks.
+
+    Args:
+        rows: G_i. width: values of a row. element: E, bytes of a value.
+    """
+    return (
+        (len(rows) - 1) * rows[index] * width * element,
+        (sum(rows) - rows[index]) * width * element,
+    )

@@ -1,0 +1,157 @@
+"""Whose weights lie where: tensor-parallel parts and fully sharded blocks, decided before a byte is read.
+
+`WeightDivision` divides one model on the meta device: first the layers of its `TensorPlan`, then the blocks of its
+stacks with torch's `fully_shard`, which gathers a block's weights for the time of its forward. It then tells `loading`
+which slices this rank reads. Vectors (norms, biases) and all that lies outside the blocks stay whole.
+Promise: a rank reads and holds its own slices alone, and what is gathered for a block is the checkpoint's, bit for bit
+(on CPUs a result's last bits still depend on where in memory a weight lies). Every rank of the sharding group must run
+every block. Raises what `apply_tensor_parallel` raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from ..models.pieces import Division, Piece
+from .mesh import Mesh
+from .tensor import TEXT_ENCODER, TRANSFORMER, Split, TensorPlan, apply_tensor_parallel, blocks_of
+
+_SHARD, _TENSOR = "shard", "tensor"
+
+
+class WeightDivision:
+    """The `Division` of one model."""
+
+    def __init__(self, plan: TensorPlan, *, tensor: DeviceMesh | None = None, shard: DeviceMesh | None = None) -> None:
+        """Divide by ``plan`` over the 1-D meshes; None where that kind of division is not asked for.
+
+        Given both, they must be axes of one mesh (`weight_meshes`).
+        """
+        self._plan = plan
+        self._tensor = tensor
+        self._shard = shard
+        self._splits: dict[str, Split] = {}
+        self._parameters: dict[str, DTensor] = {}
+
+    def apply(self, model: Any) -> None:
+        """See `Division.apply`."""
+        if self._tensor is not None:
+            self._splits = apply_tensor_parallel(model, self._plan, self._tensor)
+        if self._shard is not None:
+            _shard_blocks(model, self._plan.stacks, self._shard)
+        self._parameters = {name: p for name, p in model.named_parameters() if isinstance(p, DTensor)}
+
+    def piece(self, name: str, shape: Sequence[int]) -> Piece | None:
+        """See `Division.piece`."""
+        parameter = self._parameters.get(name)
+        if parameter is None:
+            return None
+        piece = Piece.whole(shape)
+        split = self._splits.get(name)
+        if split is not None:
+            assert self._tensor is not None
+            part, parts = self._tensor.get_local_rank(), self._tensor.size()
+            by_rows = split.dim == 0
+            piece = (
+                piece.part_of_blocks(part, parts, blocks=split.blocks)
+                if by_rows
+                else piece.part_of_columns(part, parts)
+            )
+        if self._shard is not None and _SHARD in (parameter.device_mesh.mesh_dim_names or ()):
+            piece = piece.chunk(self._shard.get_local_rank(), self._shard.size())
+        return piece
+
+    def wrap(self, name: str, local: torch.Tensor) -> torch.Tensor:
+        """See `Division.wrap`."""
+        like = self._parameters.get(name)
+        if like is None:
+            return local
+        assert like.to_local().shape == local.shape, (name, like.to_local().shape, local.shape)
+        return DTensor.from_local(
+            local.contiguous(),
+            like.device_mesh,
+            like.placements,
+            run_check=False,
+            shape=like.shape,
+            stride=like.stride(),
+        )
+
+
+def _shard_blocks(model: nn.Module, stacks: tuple[str, ...], mesh: DeviceMesh) -> None:
+    for _, block in blocks_of(model, stacks):
+        fully_shard(block, mesh=mesh, reshard_after_forward=True, ignored_params=_vectors(block))
+    # The model itself holds no shard: it is the root, so that the next block's weights come while one computes.
+    inside = {parameter for _, block in blocks_of(model, stacks) for parameter in block.parameters()}
+    fully_shard(model, mesh=mesh, ignored_params={p for p in model.parameters() if p not in inside} | _vectors(model))
+
+
+def _vectors(module: nn.Module) -> set[nn.Parameter]:
+    return {parameter for parameter in module.parameters() if parameter.dim() < 2}
+
+
+def text_encoder_ranks(degree: int) -> tuple[int, ...]:
+    """Return the ranks that hold a part of the text encoder: the first ones."""
+    return tuple(range(degree))
+
+
+def plan_divisions(mesh: Mesh, *, text_encoder_degree: int, shard_weights: bool) -> dict[str, Division]:
+    """Return how the components of this rank are divided, by component; those that it holds whole are not named.
+
+    torch keeps the groups inside a divided model, so that the mesh is pinned (on all ranks alike) when there is one:
+    after a failure in the middle of a forward the ranks restart.
+
+    Args:
+        text_encoder_degree: ranks among which the text encoder is split; above 1 their group is a team of ``mesh``.
+        shard_weights: whether the ranks of the sequence share the weights of the transformer's blocks.
+    """
+    layout, device = mesh.layout, mesh.device
+    divisions: dict[str, Division] = {}
+    if layout.tp_degree > 1 or shard_weights:
+        tensor, shard = weight_meshes(
+            device,
+            tensor=mesh.group("tp") if layout.tp_degree > 1 else None,
+            shard=mesh.group("sequence") if shard_weights else None,
+        )
+        divisions["transformer"] = WeightDivision(TRANSFORMER, tensor=tensor, shard=shard)
+    mesh.pinned = bool(divisions) or text_encoder_degree > 1
+    team = text_encoder_ranks(text_encoder_degree)
+    if text_encoder_degree > 1 and layout.rank in team:
+        tensor, _ = weight_meshes(device, tensor=mesh.team(team), shard=None)
+        divisions["text_encoder"] = WeightDivision(TEXT_ENCODER, tensor=tensor)
+    return divisions
+
+
+def weight_meshes(
+    device: torch.device, *, tensor: ProcessGroup | None, shard: ProcessGroup | None
+) -> tuple[DeviceMesh | None, DeviceMesh | None]:
+    """Return torch's 1-D meshes over existing groups, as axes of one mesh when both are given.
+
+    Args:
+        tensor: the ranks that share heads, next to each other. shard: the ranks that share blocks, one of each
+            ``tensor`` group: in all every rank of the engine.
+    """
+    if tensor is None or shard is None:
+        return (
+            None if tensor is None else DeviceMesh.from_group(tensor, device.type, mesh_dim_names=(_TENSOR,)),
+            None if shard is None else DeviceMesh.from_group(shard, device.type, mesh_dim_names=(_SHARD,)),
+        )
+    ranks = torch.arange(shard.size() * tensor.size()).view(shard.size(), tensor.size())
+    both = DeviceMesh.from_group([shard, tensor], device.type, mesh=ranks, mesh_dim_names=(_SHARD, _TENSOR))
+    return both[_TENSOR], both[_SHARD]
+
+
+def held_bytes(model: nn.Module) -> int:
+    """Return the bytes of weights that this rank holds between forwards."""
+    return sum(_local(parameter).nbytes for parameter in model.parameters())
+
+
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
