@@ -7,6 +7,7 @@ import torch
 from diffusers import MiniMaxH3Scheduler
 
 from engine.contract.errors import JobError
+from engine.contract.lengths import used_rows
 from engine.contract.limits import ModelFacts
 from engine.packing import build_layout, latent_grid, pack_video, unpack_audio, unpack_video
 from engine.sampling import draw_noise, set_schedules
@@ -18,6 +19,16 @@ CPU = torch.device("cpu")
 def test_a_grid_has_the_sizes_of_the_geometry() -> None:
     assert GRID.video_shape == (1, 24, 7, 4, 6)
     assert GRID.audio_rows_shape == (2 * 37, 32)
+
+
+@pytest.mark.parametrize(
+    ("text_rows", "width", "height", "frames"), [(1, 32, 32, 5), (27, 96, 64, 22), (9, 64, 160, 124)]
+)
+def test_the_contract_counts_the_rows_that_are_packed(text_rows: int, width: int, height: int, frames: int) -> None:
+    grid = latent_grid(ModelFacts(), width=width, height=height, frames=frames)
+    layout = build_layout(torch.ones(text_rows, dtype=torch.long), grid)
+    rows = used_rows(text_rows=text_rows, width=width, height=height, frames=frames, facts=ModelFacts())
+    assert rows == layout.token_tags.numel()
 
 
 def test_unpacking_undoes_packing() -> None:
