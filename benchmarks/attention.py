@@ -209,7 +209,7 @@ def contenders(mesh: Any, layers: int) -> dict[str, Measured]:
 def be_rank(arguments: argparse.Namespace) -> None:
     """Be one of the two ranks; rank 0 writes the results."""
     import torch
-    from torch.distributed import FileStore
+    from torch._C._distributed_c10d import FileStore
 
     from engine.parallel.layout import Layout
     from engine.parallel.mesh import Mesh
