@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import pytest
 
 from tests.comfyui.conftest import make_t2va
 from tests.support.comfyui import ComfyUI, run_prompt
+from tests.support.ranks import wait_until
 
 pytestmark = [pytest.mark.comfyui, pytest.mark.ranks]
 
@@ -110,6 +112,11 @@ def _post(url: str, request: dict[str, Any]) -> str:
         return str(json.loads(answer.read())["job_id"])
 
 
+def _health(url: str) -> str:
+    with urllib.request.urlopen(url + "/v1/health", timeout=10) as answer:
+        return str(json.loads(answer.read())["status"])
+
+
 async def test_a_new_engine_takes_the_place_of_idle_ones_and_not_of_one_that_works(comfyui: ComfyUI) -> None:
     await run_prompt(comfyui, make_t2va(sample__seed=25))
     (first,) = comfyui.engine_pids()
@@ -122,6 +129,8 @@ async def test_a_new_engine_takes_the_place_of_idle_ones_and_not_of_one_that_wor
     assert first in comfyui.engine_pids()
     assert "demo still works on a job" in beside.texts("encode")[-1]
     urllib.request.urlopen(urllib.request.Request(f"{url}/v1/jobs/{job}", method="DELETE"), timeout=10).close()
+    # A cancel is taken up at the next step, which a loaded machine may keep waiting.
+    assert await asyncio.to_thread(wait_until, lambda: _health(url) == "ready", seconds=30)
     again = await run_prompt(comfyui, make_t2va(connect__dtype="bf16", connect__ranks=1))
     assert again.of("execution_success"), again.of("execution_error")
     (third,) = comfyui.engine_pids()
