@@ -23,6 +23,7 @@ from engine.cli_output import ProgressBar, tell
 from engine.contract.errors import ConfigError, EngineBusyError, EngineDeadError, JobCancelled, JobError, RequestError
 from engine.contract.limits import DEFAULT_STEPS
 from tests.support.engine_process import ROOT, EngineProcess
+from tests.support.interrupts import heed_interrupts
 
 QUICK = ("--prompt", "a boat", "--frames", "5", "--width", "32", "--height", "32")
 
@@ -280,6 +281,7 @@ class TestWithAnEngine:
             [sys.executable, "-m", "engine", "generate", "--url", engine.url, *QUICK, "--steps", "1000"],
             cwd=ROOT,
             stderr=subprocess.PIPE,
+            preexec_fn=heed_interrupts,
         )
         known = {job["job_id"] for job in before}
         deadline = time.monotonic() + 60

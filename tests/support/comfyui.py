@@ -20,6 +20,8 @@ from typing import Any
 import aiohttp
 import psutil
 
+from tests.support.interrupts import heed_interrupts
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 HOME = Path(os.environ.get("H3_COMFYUI_HOME", ROOT / ".cache" / "comfyui"))
 PACK_NAME = "ComfyUI-H3-Engine"
@@ -44,7 +46,12 @@ class ComfyUI:
         command += ["--disable-auto-launch", "--disable-api-nodes"]
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
-                command, cwd=HOME / "app", stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+                command,
+                cwd=HOME / "app",
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                preexec_fn=heed_interrupts,
             )
 
     def wait_until_ready(self, seconds: float = 120) -> None:
