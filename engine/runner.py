@@ -3,7 +3,8 @@
 Every rank runs the same code on what it holds; rank 0 brings the inputs' results and gives the outputs. Promise: `run`
 returns alike on all ranks, after all of them ended the job; a result piece is out as soon as it exists, latents before
 decoding starts. An error outside a collective poisons nothing; inside one, the data group, which is replaced on gloo,
-while elsewhere the ranks must restart. A lost peer raises RuntimeError, which this process cannot recover from.
+while elsewhere the ranks must restart. Weights that are spread over ranks keep their groups: any error restarts them.
+A lost peer raises RuntimeError, which this process cannot recover from.
 """
 
 from __future__ import annotations
