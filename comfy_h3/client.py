@@ -24,18 +24,8 @@ from typing import TYPE_CHECKING, Any
 from ..engine.contract.errors import ConfigError, EngineError, JobError, error_from_dict
 from ..engine.contract.fields import parse_json
 from ..engine.contract.framing import pack_slice, slices, unpack_slice
-from ..engine.contract.messages import (
-    Done,
-    Event,
-    Failed,
-    Output,
-    Part,
-    Request,
-    Resume,
-    Submit,
-    event_from_dict,
-    request_to_dict,
-)
+from ..engine.contract.messages import Done, Event, Failed, Output, Part, Resume, Submit, event_from_dict
+from ..engine.contract.requests import Request, request_to_dict
 from ..engine.contract.version import PROTOCOL_VERSION
 from .address import Address, refusal, unreachable
 

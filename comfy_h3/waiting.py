@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 from ..engine.contract.errors import EngineDeadError, EngineError
 from ..engine.contract.limits import ModelFacts
-from ..engine.contract.messages import Event, Request, StageFinished, StageStarted, Step, Warned
+from ..engine.contract.messages import Event, StageFinished, StageStarted, Step, Warned
+from ..engine.contract.requests import Request
 from . import host
 from .address import Address, get_json
 from .client import Job, Result

@@ -23,12 +23,13 @@ from .contract import geometry
 from .contract.errors import ConfigError, RequestError
 from .contract.framing import TensorInfo, read_header
 from .contract.limits import ModelFacts
-from .contract.messages import STAGES
+from .contract.requests import STAGES
 
 TEXT_LAYERS = 50
 """Decoder layers of the text encoder that are run: its hidden state 50 is the conditioning."""
 COMPONENTS_OF: dict[str, tuple[str, ...]] = {
     "encode_prompt": ("text_encoder",),
+    "encode_media": ("vae", "audio_vae"),
     "denoise": ("transformer",),
     "decode_video": ("vae",),
     "decode_audio": ("audio_vae",),

@@ -22,7 +22,7 @@ from .config_devices import find_devices
 from .config_layout import resolve_layout
 from .contract.errors import ConfigError
 from .contract.limits import PAD_MULTIPLE, Limits
-from .contract.messages import STAGES
+from .contract.requests import STAGES
 from .rank_options import ParallelOptions
 
 DEVICES = ("auto", "cpu", "cuda", "xpu", "npu")

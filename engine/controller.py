@@ -30,17 +30,8 @@ from .contract.errors import (
     RequestError,
     error_from_dict,
 )
-from .contract.messages import (
-    Done,
-    EncodePrompt,
-    Generate,
-    Output,
-    Queued,
-    Request,
-    StageFinished,
-    Started,
-    event_from_dict,
-)
+from .contract.messages import Done, Output, Queued, StageFinished, Started, event_from_dict
+from .contract.requests import EncodePrompt, Generate, Request
 from .contract.version import ENGINE_VERSION, PROTOCOL_VERSION
 from .controller_fleet import FleetProcess
 from .controller_folder import RunFolder

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 
 from .contract.errors import EngineError, JobCancelled, JobError, RequestError
-from .contract.messages import STAGES_OF, Decode, Denoise, Echo, EncodePrompt, Generate, Request, parse_request
+from .contract.requests import Decode, Denoise, Echo, EncodePrompt, Generate, Request, parse_request, stages_of
 from .frames import FrameSink, Mp4Frames, TensorFrames
 from .models.bundle import Models
 from .outputs import Outputs
@@ -74,7 +74,7 @@ class JobRunner:
         """
         agreement = Agreement(self._mesh, cancelled)
         request = parse_request(message["request"])
-        progress = Progress(STAGES_OF[request.task], outputs.event)
+        progress = Progress(stages_of(request), outputs.event)
         job = _Job(self._models, self._mesh, agreement, progress, outputs)
         self._watchdog.watch_job(message["job_id"])
         try:

@@ -9,7 +9,7 @@ from comfy_api.latest import InputImpl, io
 
 from ...engine.contract.errors import RequestError
 from ...engine.contract.geometry import FPS, SAMPLE_RATE
-from ...engine.contract.messages import Decode
+from ...engine.contract.requests import Decode
 from ..convert import latent_to_part, piece_to_audio, pieces_to_images
 from ..launcher import EngineSpec
 from ..waiting import run_job

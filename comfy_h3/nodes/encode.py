@@ -5,7 +5,7 @@ from __future__ import annotations
 from comfy_api.latest import io
 
 from ...engine.contract.errors import RequestError
-from ...engine.contract.messages import EncodePrompt
+from ...engine.contract.requests import EncodePrompt
 from ..convert import part_to_conditioning
 from ..launcher import EngineSpec
 from ..waiting import run_job

@@ -8,7 +8,7 @@ from comfy_api.latest import io
 
 from ...engine.contract.checks import check_latent_shapes
 from ...engine.contract.limits import DEFAULT_STEPS, MAX_SEED, MAX_STEPS, PAD_MULTIPLE
-from ...engine.contract.messages import Denoise
+from ...engine.contract.requests import Denoise
 from .. import host
 from ..convert import conditioning_to_part, latent_streams, part_to_streams, whole_frames
 from ..launcher import EngineSpec

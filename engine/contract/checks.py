@@ -17,7 +17,8 @@ from .errors import RequestError
 from .framing import TensorInfo
 from .lengths import check_prompt_tokens, check_rows
 from .limits import DEFAULT_SECONDS, MAX_SEED, MAX_STEPS, Limits, ModelFacts
-from .messages import INPUT_PARTS, STAGES_OF, Decode, Denoise, Echo, EncodePrompt, Generate, Request, Warned
+from .messages import Warned
+from .requests import Decode, Denoise, Echo, EncodePrompt, Generate, Request, input_parts, stages_of
 
 Headers = Mapping[str, Mapping[str, TensorInfo]]
 """Part name → tensor name → info."""
@@ -40,7 +41,7 @@ class Plan:
     @property
     def stages(self) -> tuple[str, ...]:
         """The stages that will run, in order."""
-        return STAGES_OF[self.request.task]
+        return stages_of(self.request)
 
 
 def check_request(
@@ -54,7 +55,7 @@ def check_request(
     Raises:
         RequestError: naming field, value and remedy.
     """
-    for stage in STAGES_OF[request.task]:
+    for stage in stages_of(request):
         if stage not in stages:
             raise RequestError(
                 "stage_not_served",
@@ -101,7 +102,7 @@ def _with_rows(plan: Plan, *, text_rows: int, facts: ModelFacts, limits: Limits)
 
 
 def _check_parts(request: Request, headers: Headers) -> None:
-    wanted = INPUT_PARTS[request.task]
+    wanted = input_parts(request)
     for name in wanted:
         if name not in headers:
             raise RequestError(

@@ -11,7 +11,7 @@ from typing import Any
 from . import geometry
 from .errors import RequestError
 from .limits import PAD_MULTIPLE, Limits, ModelFacts
-from .messages import Denoise, Generate
+from .requests import Denoise, Generate
 
 
 def used_rows(*, text_rows: int, width: int, height: int, frames: int, facts: ModelFacts) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ..contract.messages import STAGES
+from ..contract.requests import STAGES
 from ..contract.version import ENGINE_VERSION
 from ..controller import Controller
 from ..controller_jobs import STATES

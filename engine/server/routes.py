@@ -11,7 +11,7 @@ from aiohttp import web
 
 from ..contract.errors import RequestError
 from ..contract.fields import parse_json
-from ..contract.messages import Generate, parse_request
+from ..contract.requests import Generate, parse_request
 from ..controller import Controller
 from ..controller_jobs import Job
 from .metrics import CONTENT_TYPE, render_metrics

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from ..contract.checks import Headers
 from ..contract.errors import EngineBusyError, RequestError
-from ..contract.messages import Request, Submit
+from ..contract.messages import Submit
+from ..contract.requests import Request
 from ..controller_folder import RunFolder, folder_busy
 from ..wire import PartWriter
 

@@ -19,7 +19,8 @@ from aiohttp import ClientConnectionResetError, WSCloseCode, WSMsgType, web
 from ..contract import framing
 from ..contract.errors import EngineBusyError, EngineError, JobCancelled, RequestError
 from ..contract.fields import parse_json
-from ..contract.messages import Cancel, Failed, Resume, Submit, event_to_dict, parse_request, parse_to_engine
+from ..contract.messages import Cancel, Failed, Resume, Submit, event_to_dict, parse_to_engine
+from ..contract.requests import parse_request
 from ..contract.version import PROTOCOL_VERSION
 from ..controller import Controller
 from ..controller_jobs import Job, Sent

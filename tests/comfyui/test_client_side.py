@@ -146,11 +146,11 @@ def test_every_field_of_the_layout_is_an_option_of_the_engine(module: Any) -> No
 
 def test_a_length_that_is_off_is_not_sent_to_an_engine_that_may_not_know_it(module: Any) -> None:
     messages = module("engine.contract.messages")
-    sent = messages.request_to_dict(messages.Denoise("denoise", 64, 64, 22))
+    sent = requests.request_to_dict(requests.Denoise("denoise", 64, 64, 22))
     assert "pad_seq_len" not in sent
-    assert messages.parse_request(sent) == messages.Denoise("denoise", 64, 64, 22)
-    pinned = messages.Denoise("denoise", 64, 64, 22, pad_seq_len=512)
-    assert messages.parse_request(messages.request_to_dict(pinned)) == pinned
+    assert requests.parse_request(sent) == requests.Denoise("denoise", 64, 64, 22)
+    pinned = requests.Denoise("denoise", 64, 64, 22, pad_seq_len=512)
+    assert requests.parse_request(requests.request_to_dict(pinned)) == pinned
 
 
 def test_the_engines_python_is_the_chosen_one_first(
@@ -189,5 +189,5 @@ async def test_a_missing_websockets_is_one_clear_error(module: Any, monkeypatch:
 
     address = module("comfy_h3.address").Address("http://127.0.0.1:9")
     with pytest.raises(Exception, match="websockets") as caught:
-        await client.Job(address, messages.Echo("echo"), {}, on_event=ignore).run()
+        await client.Job(address, requests.Echo("echo"), {}, on_event=ignore).run()
     assert "requirements.txt" in caught.value.remedy

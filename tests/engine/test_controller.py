@@ -14,7 +14,8 @@ from engine.config import build_config
 from engine.contract.checks import Plan
 from engine.contract.errors import EngineBusyError, EngineDeadError, RequestError
 from engine.contract.limits import Limits
-from engine.contract.messages import EncodePrompt, Generate, StageFinished, event_to_dict
+from engine.contract.messages import StageFinished, event_to_dict
+from engine.contract.requests import EncodePrompt, Generate
 from engine.controller import Controller
 from engine.controller_fleet import FleetProcess
 from engine.controller_folder import open_run_folder

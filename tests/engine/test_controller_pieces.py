@@ -12,7 +12,8 @@ import pytest
 from engine.contract.checks import Plan
 from engine.contract.errors import ConfigError, EngineBusyError, JobCancelled, RequestError
 from engine.contract.framing import pack_slice, unpack_slice
-from engine.contract.messages import Done, Echo, Output, Part, Queued, StageStarted, Started, Step, Submit
+from engine.contract.messages import Done, Output, Part, Queued, StageStarted, Started, Step, Submit
+from engine.contract.requests import Echo
 from engine.controller_folder import RunFolder, open_run_folder
 from engine.controller_jobs import Job
 from engine.server.uploads import Upload, check_announcement

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.contract import errors, framing, messages, version
+from engine.contract import errors, framing, messages, requests, version
 from engine.controller_jobs import STATES
 from engine.server.metrics import STATUSES
 from engine.server.routes import ROUTES
@@ -62,7 +62,7 @@ def fields(cls: type[Any]) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("title", "known"),
-    [("To the engine", messages.TO_ENGINE), ("Requests", messages.REQUESTS), ("Events", messages.TO_CLIENT)],
+    [("To the engine", messages.TO_ENGINE), ("Requests", requests.REQUESTS), ("Events", messages.TO_CLIENT)],
 )
 def test_the_page_has_exactly_the_messages_and_fields_of_the_contract(title: str, known: dict[str, type[Any]]) -> None:
     assert tables(title) == {name: fields(cls) for name, cls in known.items()}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.cli import build_parser
-from engine.contract import errors, messages, version
+from engine.contract import errors, messages, requests, version
 from engine.server.routes import ROUTES
 
 FILE = Path(__file__).with_name("surface.json")
@@ -25,12 +25,12 @@ def surface() -> dict[str, Any]:
     return {
         "protocol_version": version.PROTOCOL_VERSION,
         "part": fields(messages.Part),
-        "requests": {name: fields(cls) for name, cls in messages.REQUESTS.items()},
+        "requests": {name: fields(cls) for name, cls in requests.REQUESTS.items()},
         "to_engine": {name: fields(cls) for name, cls in messages.TO_ENGINE.items()},
         "to_client": {name: fields(cls) for name, cls in messages.TO_CLIENT.items()},
         "error_codes": sorted(errors.CODES),
         "warning_codes": sorted(messages.WARNINGS),
-        "stages": sorted(messages.STAGES),
+        "stages": sorted(requests.STAGES),
         "routes": sorted(f"{route.method} {route.path}" for route in ROUTES),
         "command_line": options(build_parser()),
     }

@@ -10,7 +10,7 @@ from engine.contract.checks import Plan, check_latent_shapes, check_request
 from engine.contract.errors import RequestError
 from engine.contract.framing import TensorInfo
 from engine.contract.limits import Limits, ModelFacts
-from engine.contract.messages import STAGES, parse_request
+from engine.contract.requests import STAGES, parse_request
 
 FACTS = ModelFacts()
 LIMITS = Limits()

@@ -11,7 +11,7 @@ from engine.contract.errors import RequestError
 from engine.contract.framing import TensorInfo
 from engine.contract.lengths import used_rows
 from engine.contract.limits import Limits, ModelFacts
-from engine.contract.messages import STAGES, parse_request
+from engine.contract.requests import STAGES, parse_request
 
 FACTS = ModelFacts()
 LIMITS = Limits()

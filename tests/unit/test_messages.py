@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from engine.contract import messages
+from engine.contract import media, messages, requests
 from engine.contract.errors import RequestError
 
 PART = messages.Part("latents", 12, "ab" * 32)
-REQUESTS: list[messages.Request] = [
-    messages.EncodePrompt("encode_prompt", "a fox"),
-    messages.Denoise("denoise", 64, 32, 22, 3, 2**64 - 1),
-    messages.Decode("decode", "mp4"),
-    messages.Generate("generate", "a fox", seconds=5.0, width=64, height=32),
-    messages.Echo("echo"),
+REQUESTS: list[requests.Request] = [
+    requests.EncodePrompt("encode_prompt", "a fox", keyframes=(media.Keyframe(media.Media("first.png")),), frames=22),
+    requests.EncodeMedia("encode_media", 64, 32, 22, (media.Guide(seconds=0.5, audio=media.Media("s", "audio")),)),
+    requests.Denoise("denoise", 64, 32, 22, 3, 2**64 - 1),
+    requests.Decode("decode", "mp4"),
+    requests.Generate("generate", "a fox", seconds=5.0, width=64, height=32),
+    requests.Echo("echo"),
 ]
 TO_ENGINE = [
     messages.Submit(1, "id", {"task": "echo"}, 3, (PART, PART)),
@@ -38,14 +39,14 @@ EVENTS: list[messages.Event] = [
 
 
 def test_the_samples_cover_every_message() -> None:
-    assert {type(request) for request in REQUESTS} == set(messages.REQUESTS.values())
+    assert {type(request) for request in REQUESTS} == set(requests.REQUESTS.values())
     assert {type(message) for message in TO_ENGINE} == set(messages.TO_ENGINE.values())
     assert {type(event) for event in EVENTS} == set(messages.TO_CLIENT.values())
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: request.task)
-def test_a_request_parses_its_own_json(request_: messages.Request) -> None:
-    assert messages.parse_request(json.loads(json.dumps(dataclasses.asdict(request_)))) == request_
+def test_a_request_parses_its_own_json(request_: requests.Request) -> None:
+    assert requests.parse_request(json.loads(json.dumps(dataclasses.asdict(request_)))) == request_
 
 
 @pytest.mark.parametrize("message", TO_ENGINE, ids=lambda message: type(message).__name__)
@@ -97,5 +98,4 @@ def test_a_bad_submit_is_refused(change: dict[str, Any], code: str, field: str) 
 
 
 def test_every_task_has_its_stages_and_parts() -> None:
-    assert set(messages.STAGES_OF) == set(messages.INPUT_PARTS) == set(messages.REQUESTS)
-    assert {stage for stages in messages.STAGES_OF.values() for stage in stages} == set(messages.STAGES)
+    assert {stage for request_ in REQUESTS for stage in requests.stages_of(request_)} == set(requests.STAGES)
