@@ -145,7 +145,7 @@ def test_every_field_of_the_layout_is_an_option_of_the_engine(module: Any) -> No
 
 
 def test_a_length_that_is_off_is_not_sent_to_an_engine_that_may_not_know_it(module: Any) -> None:
-    messages = module("engine.contract.messages")
+    requests = module("engine.contract.requests")
     sent = requests.request_to_dict(requests.Denoise("denoise", 64, 64, 22))
     assert "pad_seq_len" not in sent
     assert requests.parse_request(sent) == requests.Denoise("denoise", 64, 64, 22)
@@ -181,7 +181,7 @@ def test_without_any_environment_the_remedy_is_the_install_command(
 
 
 async def test_a_missing_websockets_is_one_clear_error(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    client, messages = module("comfy_h3.client"), module("engine.contract.messages")
+    client, requests = module("comfy_h3.client"), module("engine.contract.requests")
     monkeypatch.setitem(sys.modules, "websockets.asyncio.client", None)
 
     async def ignore(_: Any) -> None:
