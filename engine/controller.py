@@ -314,7 +314,14 @@ class Controller:
         elif message["op"] == "output":
             path = Path(message["path"])
             part = await asyncio.to_thread(describe_part, message["name"], path)
-            output = Output(message["name"], message["index"], message["last"], message["format"], parts=(part,))
+            output = Output(
+                message["name"],
+                message["index"],
+                message["last"],
+                message["format"],
+                parts=(part,),
+                output=message.get("output", 0),
+            )
             if job is self._running:
                 job.add_output(output, path)
         elif message["op"] == "end":

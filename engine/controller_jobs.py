@@ -50,7 +50,7 @@ class Job:
         folder: where the ranks write its outputs.
         upload: the folder of its input parts, or None. inputs: part name → file in it.
         owner: the connection that cancels it by closing normally, or None.
-        result: the MP4 that ``/result`` gives, or None.
+        results: the MP4s that ``/result`` gives, by the number of their output.
         followers: connections that are being sent its events.
     """
 
@@ -67,7 +67,7 @@ class Job:
     total: int | None = None
     queued: Queued | None = None
     error: EngineError | None = None
-    result: Path | None = None
+    results: dict[int, Path] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     followers: int = 0
     created: float = field(default_factory=time.time)
@@ -116,7 +116,7 @@ class Job:
     def add_output(self, output: Output, file: Path) -> None:
         """Announce a finished output file."""
         if output.name == "video" and output.format == "mp4":
-            self.result = file
+            self.results[output.output] = file
         self.emit(output, file)
 
     async def follow(self, after: int) -> AsyncIterator[Sent]:
@@ -142,8 +142,9 @@ class Job:
             self.followers -= 1
 
     def release(self) -> list[Path]:
-        """Forget all events but the last; return the output files that may be deleted (not the result)."""
-        files = [sent.file for sent in self._events if sent.file is not None and sent.file != self.result]
+        """Forget all events but the last; return the output files that may be deleted (not the results)."""
+        kept = self.results.values()
+        files = [sent.file for sent in self._events if sent.file is not None and sent.file not in kept]
         self._dropped += len(self._events) - 1
         self._events = self._events[-1:]
         self.released = True
@@ -164,7 +165,8 @@ class Job:
             "facts": self.facts or self.plan.facts,
             "warnings": [{"code": warning.code, "message": warning.message} for warning in self.plan.warnings],
             "error": self.error.to_dict() if self.error else None,
-            "result": f"/v1/jobs/{self.id}/result" if self.result else None,
+            "result": f"/v1/jobs/{self.id}/result" if self.results else None,
+            "results": [f"/v1/jobs/{self.id}/result?output={output}" for output in sorted(self.results)],
             "created": self.created,
             "started": self.started,
             "ended": self.ended,

@@ -1,7 +1,7 @@
 """The jobs an engine remembers, and how long their files stay.
 
 Input files go when their job is over. Outputs stay for `Limits.resume_seconds` after that, for a client that lost its
-connection, and as long as somebody reads them; the MP4 of the last `Limits.keep_results` jobs stays for ``/result``.
+connection, and as long as somebody reads them; the MP4s of the last `Limits.keep_results` jobs stay for ``/result``.
 `get` raises `RequestError` (``unknown_job``). Lives on the server's event loop; files are deleted in threads.
 """
 
@@ -66,17 +66,17 @@ class JobStore:
     def _trim(self) -> None:
         """Let go of the oldest results and jobs, but of none that a client may still be reading."""
         over = sorted((job for job in self if job.over), key=lambda job: job.ended or 0.0)
-        with_result = [job for job in over if job.result]
+        with_result = [job for job in over if job.results]
         for old in with_result[: -self._limits.keep_results]:
             if old.released:
-                old.result = None
+                old.results = {}
                 _delete([old.folder])
         for old in over[:-KEEP_RECORDS]:
             if old.released:
                 self.forget(old)
 
     def release(self, job: Job) -> None:
-        """Delete the outputs of a finished job, its MP4 excepted, once nobody reads them any more."""
+        """Delete the outputs of a finished job, its MP4s excepted, once nobody reads them any more."""
         if not job.over or job.released:
             return
         if job.followers:
@@ -84,7 +84,7 @@ class JobStore:
             return
         files = job.release()
         # Without a result there is nothing to keep, half-written files included.
-        _delete(files if job.result else [job.folder])
+        _delete(files if job.results else [job.folder])
         self._trim()
 
     def _release_later(self, job: Job) -> None:

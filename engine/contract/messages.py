@@ -103,7 +103,10 @@ def parse_to_engine(data: Mapping[str, Any]) -> Submit | Cancel | Resume:
 
 @dataclass(frozen=True)
 class Queued:
-    """The job waits. ``position`` 1 is next; ``reason`` says for what (``loading``, ``busy``, ``restarting``)."""
+    """The job waits. ``position`` 1 is next; ``reason`` says for what.
+
+    ``media`` while its pictures and sound are read, else the engine's status (``loading``, ``busy``, ``restarting``).
+    """
 
     position: int
     reason: str
@@ -164,6 +167,7 @@ class Output:
         format: ``safetensors`` or ``mp4``.
         message: number that the parts' frames carry.
         parts: the one part of this piece.
+        output: which of the request's ``num_outputs`` the piece belongs to, from 0; ``index`` and ``last`` count in it.
     """
 
     name: str
@@ -172,6 +176,7 @@ class Output:
     format: Literal["safetensors", "mp4"]
     message: int = 0
     parts: tuple[Part, ...] = ()
+    output: int = 0
 
 
 @dataclass(frozen=True)
@@ -207,6 +212,7 @@ WARNINGS: dict[str, str] = {
     "frames_snapped": "the frame count was moved up to the lattice 17n+5",
     "untrained_length": "the duration is outside the trained range",
     "untrained_canvas": "the canvas is larger than the trained area",
+    "media_cut": "a clip or sound was cut to what fits",
     "silent_audio": "the soundtrack is silent or constant",
     "nan_result": "the result holds values that are not numbers",
     "queue_wait": "the job waits for another one",

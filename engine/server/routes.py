@@ -22,6 +22,7 @@ CONTROLLER = web.AppKey("controller", Controller)
 CONNECTIONS = web.AppKey("connections", list[Connection])
 
 ROUTES = web.RouteTableDef()
+_MOST_DIGITS = 4
 
 
 @ROUTES.get("/v1/health")
@@ -69,13 +70,22 @@ async def delete_job(request: web.Request) -> web.Response:
 
 @ROUTES.get("/v1/jobs/{id}/result")
 async def get_result(request: web.Request) -> web.StreamResponse:
-    """The MP4 of a finished job; ranges are served.
+    """The MP4 of a finished job, of several the one that ``?output=`` numbers from 0; ranges are served.
 
     Raises:
-        RequestError: ``unknown_job`` or ``no_result``.
+        RequestError: ``unknown_job``, ``no_result``, or ``out_of_range`` for a number that is none.
     """
-    job = _job_of(request)
-    if job.state != "done" or job.result is None or not job.result.is_file():
+    job, number = _job_of(request), _output_of(request)
+    result = job.results.get(number)
+    if job.state == "done" and result is None and job.results:
+        raise RequestError(
+            "out_of_range",
+            f"The job made {len(job.results)} MP4 files.",
+            field="output",
+            value=number,
+            remedy=f"Use 0 to {len(job.results) - 1}.",
+        )
+    if job.state != "done" or result is None or not result.is_file():
         limits = request.app[CONTROLLER].config.limits
         remedy = "Ask again when it is done." if not job.over else f"The last {limits.keep_results} results are kept."
         raise RequestError(
@@ -85,9 +95,10 @@ async def get_result(request: web.Request) -> web.StreamResponse:
             value=job.id,
             remedy=remedy,
         )
-    request.app[CONTROLLER].stats.bytes_out += job.result.stat().st_size
-    headers = {"Content-Type": "video/mp4", "Content-Disposition": f'inline; filename="{job.id}.mp4"'}
-    return web.FileResponse(job.result, headers=headers)
+    request.app[CONTROLLER].stats.bytes_out += result.stat().st_size
+    name = f"{job.id}-{number + 1}.mp4" if len(job.results) > 1 else f"{job.id}.mp4"
+    headers = {"Content-Type": "video/mp4", "Content-Disposition": f'inline; filename="{name}"'}
+    return web.FileResponse(result, headers=headers)
 
 
 @ROUTES.post("/v1/generate")
@@ -155,6 +166,19 @@ async def _read(request: web.Request) -> bytes:
             field="body",
             remedy="Send one JSON object in UTF-8; a Content-Encoding must be true.",
         ) from error
+
+
+def _output_of(request: web.Request) -> int:
+    text = request.query.get("output", "0")
+    if not (text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS):
+        raise RequestError(
+            "out_of_range",
+            "output is the number of one of the job's videos.",
+            field="output",
+            value=text,
+            remedy="Use 0 for the first.",
+        )
+    return int(text)
 
 
 def _job_of(request: web.Request) -> Job:

@@ -202,7 +202,7 @@ async def test_files_go_when_their_time_is_over_and_the_last_results_stay(contro
     await settle()
     assert [video.exists() for video in videos] == [False, True, True]
     assert not list(controller.folder.path.glob("job-*/latents"))
-    assert [job.result for job in controller.jobs] == [None, *videos[1:]]
+    assert [job.results for job in controller.jobs] == [{}, *({0: video} for video in videos[1:])]
 
 
 async def test_a_failed_job_leaves_no_files_and_a_follower_keeps_them(controller: Controller) -> None:
@@ -227,7 +227,7 @@ async def test_events_of_another_job_and_late_outputs_are_dropped(controller: Co
     await end(controller, job)
     message = {"op": "output", "job_id": job.id, "name": "video", "index": 0, "last": True, "format": "mp4"}
     await controller.fleet_said({**message, "path": "/no/such/file"})
-    assert (controller.stats.stage_count["encode_prompt"], job.result) == (1, None)
+    assert (controller.stats.stage_count["encode_prompt"], job.results) == (1, {})
 
 
 async def test_the_prompts_tokens_are_counted_before_queueing(controller: Controller) -> None:
@@ -267,10 +267,10 @@ async def test_a_result_stays_while_its_connection_may_still_come_for_it(control
             await end(controller, other)
         await settle()
         assert video.exists()
-        assert owned.result == video
+        assert owned.results == {0: video}
     await settle()
     assert not video.exists()
-    assert owned.result is None
+    assert owned.results == {}
 
 
 async def test_records_are_kept_beyond_their_number_while_they_may_be_asked_for(

@@ -65,7 +65,7 @@ async def test_a_released_job_keeps_its_last_event_and_its_result(tmp_path: Path
     job.emit(Done(1.0))
     assert job.release() == [tmp_path / "latents"]
     assert [sent.data["type"] async for sent in job.follow(0)] == ["done"]
-    assert (job.last_seq, job.result) == (3, tmp_path / "video")
+    assert (job.last_seq, job.results) == (3, {0: tmp_path / "video"})
 
 
 def test_a_cancelled_job_is_in_a_state_of_its_own(tmp_path: Path) -> None:
