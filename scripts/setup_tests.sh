@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Sets up what only the checks and tests need: setup_tests.sh check|all
 #   check  the test and check tools in .venv, TypeScript in node_modules
-#   all    besides: torchvision in a folder of its own for the reference pipeline (.cache/oracle), and the ComfyUI test
-#          environment with Chromium
+#   all    besides: torchvision and torchaudio in a folder of their own (.cache/oracle), and the ComfyUI test environment
+#          with Chromium
 # Each part is skipped when it is there and nothing that it depends on has changed (.cache/stamps).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -36,11 +36,10 @@ fi
 
 [ "${1:-all}" = check ] && exit 0
 
-# Beside a CPU build of torch, torchvision's operators do not load. The engine does not need it, so it stays out of
-# .venv; the tests' reference pipeline puts this folder on its path (tests/support/oracle.py).
-if [ ! -d .cache/oracle/torchvision ]; then
-  echo "setup_tests: torchvision for the reference pipeline" >&2
-  .venv/bin/python -m pip install -q --no-deps --target .cache/oracle torchvision==0.28.0
+# Their wheels do not load beside a CPU build of torch, so they stay out of .venv (tests/support/side_folder.py).
+if [ ! -f .cache/oracle/loadable ]; then
+  echo "setup_tests: torchvision and torchaudio for tests" >&2
 fi
+.venv/bin/python -m tests.support.side_folder
 
 scripts/setup_comfyui.sh

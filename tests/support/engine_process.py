@@ -15,6 +15,8 @@ from typing import Any
 
 import psutil
 
+from .side_folder import with_media_libraries
+
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 120.0
 STOP_SECONDS = 40.0
@@ -24,9 +26,18 @@ class EngineProcess:
     """An engine that stops when this object does. ``with EngineProcess(model, folder) as engine: engine.url``."""
 
     def __init__(
-        self, model: Path, folder: Path, *, ranks: int = 2, options: Sequence[str] = (), token: str | None = None
+        self,
+        model: Path,
+        folder: Path,
+        *,
+        ranks: int = 2,
+        options: Sequence[str] = (),
+        token: str | None = None,
+        media: bool = False,
     ) -> None:
+        """Describe it. ``media``: whether it finds torchvision and torchaudio, which pictures and sound need."""
         self.folder = folder
+        self._media = media
         self.token = token
         self._ready = folder / "ready.json"
         self.log = folder / "engine.log"
@@ -49,6 +60,8 @@ class EngineProcess:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("H3_ENGINE_")}
         if self.token is not None:
             environment["H3_ENGINE_TOKEN"] = self.token
+        if self._media:
+            environment = with_media_libraries(environment)
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 self.command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=ROOT, env=environment

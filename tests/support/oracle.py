@@ -1,8 +1,7 @@
 """diffusers' own MiniMax-H3 pipeline, the reference that parity is tested against.
 
-It runs in a process of its own. Its Qwen3-VL processor imports torchvision, whose wheel does not load beside a CPU
-build of torch: it lives in the side folder ``.cache/oracle``, reachable from that process alone, and the two operator
-schemas that it registers fakes for are declared before its import. Nothing here is used by the engine.
+It runs in a process of its own, with torchvision, which its Qwen3-VL processor imports, from the tests' side folder.
+Nothing here is used by the engine.
 """
 
 from __future__ import annotations
@@ -19,12 +18,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from .side_folder import with_media_libraries
+
 ROOT = Path(__file__).resolve().parents[2]
-SIDE_FOLDER = ROOT / ".cache" / "oracle"
-_SCHEMAS = (
-    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-)
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,6 @@ def run_t2va(folder: Path, requests: list[dict[str, Any]], *, dtype: torch.dtype
     Args:
         requests: prompt, width, height, frames, steps (forwards) and seed of each.
     """
-    _install_torchvision()
     with tempfile.TemporaryDirectory() as scratch:
         job = {"folder": str(folder), "requests": requests, "dtype": str(dtype).removeprefix("torch."), "out": scratch}
         subprocess.run(
@@ -59,15 +54,11 @@ def run_t2va(folder: Path, requests: list[dict[str, Any]], *, dtype: torch.dtype
             check=True,
             cwd=ROOT,
             timeout=240,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)},
+            env=with_media_libraries(
+                {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+            ),
         )
         return [Reference(**load_file(f"{scratch}/{index}.safetensors")) for index in range(len(requests))]
-
-
-def _install_torchvision() -> None:
-    if not (SIDE_FOLDER / "torchvision").is_dir():
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(SIDE_FOLDER)]
-        subprocess.run([*pip, "torchvision==0.28.0"], check=True, timeout=280)
 
 
 def _run(pipeline: Any, request: dict[str, Any]) -> Reference:
@@ -99,10 +90,6 @@ def _run(pipeline: Any, request: dict[str, Any]) -> Reference:
 
 def main() -> None:
     """Serve one job from standard input (the oracle's own process)."""
-    sys.path.append(str(SIDE_FOLDER))
-    library = torch.library.Library("torchvision", "DEF")
-    for schema in _SCHEMAS:
-        library.define(schema)
     from diffusers import MiniMaxH3ModularPipeline
 
     class AnyLength(MiniMaxH3ModularPipeline):

@@ -25,6 +25,8 @@ from typing import Any
 
 from engine.link import decode_line, encode_line
 
+from .side_folder import with_media_libraries
+
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = Path(__file__).resolve().parent / "rank_faults"
 Message = dict[str, Any]
@@ -66,8 +68,14 @@ class Fleet:
         data_timeout: float = 60,
         stages: str | None = None,
         layout: tuple[str, ...] | None = None,
+        media: bool = False,
     ) -> None:
-        """Start it; `wait_ready` waits for the ranks. ``layout``: options of it, Ulysses over all ranks by default."""
+        """Start it; `wait_ready` waits for the ranks.
+
+        Args:
+            layout: options of it, Ulysses over all ranks by default.
+            media: whether the ranks find torchvision and torchaudio.
+        """
         self.folder = Path(tempfile.mkdtemp(prefix="h3-ranks-", dir="/dev/shm"))
         self.fault_file = self.folder / "fault.json"
         self._inbox: queue.Queue[Message] = queue.Queue()
@@ -78,6 +86,12 @@ class Fleet:
         threading.Thread(target=self._accept, daemon=True).start()
         self._log = (self.folder / "log").open("wb")
         stages = stages or "encode_prompt,denoise,decode_video,decode_audio"
+        environment = {
+            **os.environ,
+            "PYTHONPATH": f"{FAULTS}:{ROOT}",
+            "OMP_NUM_THREADS": "1",
+            "H3_TEST_FAULT": str(self.fault_file),
+        }
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "engine.fleet", "--model", str(model), "--nproc-per-node", str(ranks)),
@@ -90,12 +104,7 @@ class Fleet:
             stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            env={
-                **os.environ,
-                "PYTHONPATH": f"{FAULTS}:{ROOT}",
-                "OMP_NUM_THREADS": "1",
-                "H3_TEST_FAULT": str(self.fault_file),
-            },
+            env=with_media_libraries(environment) if media else environment,
         )
 
     def _accept(self) -> None:
