@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from .errors import RequestError
+from .media import ReferenceSize
 
 FPS = 24
 FRAMES_PER_CHUNK = 17
@@ -70,6 +71,13 @@ def frames_of_seconds(seconds: float, *, path: str = "") -> int:
     return frames
 
 
+def floor_frames(frames: int) -> int:
+    """Return the longest clip of at most ``frames`` that is encoded unpadded: 17k+5, below 5 frames one, of 0 none."""
+    if frames < MIN_FRAMES:
+        return min(frames, 1)
+    return frames - (frames - MIN_FRAMES) % FRAMES_PER_CHUNK
+
+
 def latent_frames(frames: int) -> int:
     """Return the video latent frames T = 5n+2 of a snapped frame count 17n+5."""
     assert frames % FRAMES_PER_CHUNK == MIN_FRAMES, frames
@@ -85,6 +93,11 @@ def frames_of_latents(latents: int) -> int:
 def audio_latents(frames: int) -> int:
     """Return the audio latents per stereo channel for ``frames`` video frames: round(F / 24 * 40)."""
     return round(frames / FPS * AUDIO_LATENTS_PER_SECOND)
+
+
+def latents_of_samples(samples: int) -> int:
+    """Return the audio latents per channel of ``samples`` at the model's rate; the last one may be padded."""
+    return -(-samples // SAMPLES_PER_AUDIO_LATENT)
 
 
 def check_canvas(
@@ -137,7 +150,49 @@ def default_canvas(
     if width * height > max_pixels:
         scale = math.sqrt(max_pixels / (width * height))
         width, height = width * scale, height * scale
-    return (
-        max(multiple, round(width / multiple) * multiple),
-        max(multiple, round(height / multiple) * multiple),
-    )
+    return _nearest(width, multiple), _nearest(height, multiple)
+
+
+def reference_image_size(
+    width: int,
+    height: int,
+    *,
+    size: ReferenceSize,
+    area: int,
+    short_edge: int,
+    multiple: int,
+    max_side: int | None = None,
+) -> tuple[int, int]:
+    """Return (width, height) that a reference image is encoded at: scaled as `Reference.size` says, then rounded.
+
+    Args:
+        width, height: its own, pixels. area: of the output, pixels. short_edge: of `max` and `reference`, pixels.
+        multiple: what both sides are rounded to. max_side: longest side of the result, pixels; longer ones shrink.
+    """
+    by_edge = short_edge / min(width, height)
+    scales = {
+        "native": 1.0,
+        "match": min(1.0, math.sqrt(area / (width * height))),
+        "max": min(1.0, by_edge),
+        "reference": by_edge,
+    }
+    scale = scales[size]
+    if max_side is not None:
+        scale = min(scale, max_side // multiple * multiple / max(width, height))
+    return _nearest(width * scale, multiple), _nearest(height * scale, multiple)
+
+
+def reference_video_size(
+    width: int, height: int, *, size: ReferenceSize, short_edge: int, max_pixels: int, multiple: int
+) -> tuple[int, int]:
+    """Return (width, height) of a reference video: the default canvas of its own aspect.
+
+    Only `reference` enlarges: otherwise a clip that is smaller than that canvas keeps its size, rounded.
+    """
+    if size != "reference" and min(width, height) <= short_edge and width * height <= max_pixels:
+        return _nearest(width, multiple), _nearest(height, multiple)
+    return default_canvas(width, height, short_edge=short_edge, max_pixels=max_pixels, multiple=multiple)
+
+
+def _nearest(value: float, multiple: int) -> int:
+    return max(multiple, round(value / multiple) * multiple)

@@ -12,6 +12,8 @@ from typing import Any
 MAX_SEED = 2**64 - 1
 MAX_STEPS = 1000
 DEFAULT_STEPS = 50
+MAX_OUTPUTS = 10
+"""Videos of one request."""
 DEFAULT_SECONDS = 5.0
 PAD_MULTIPLE = 64
 """A pinned length of the packed sequence is a multiple of this many rows."""
@@ -29,9 +31,11 @@ class ModelFacts:
         patch: latent cells per transformer row, each spatial axis.
         canvas_short_edge: short edge of the default canvas, pixels.
         canvas_max_pixels: area cap of the default canvas, pixels.
+        reference_short_edge: short edge of a reference image in the sizes ``max`` and ``reference``, pixels.
         sample_rate: of the soundtrack, Hz.
         heads: attention heads of the transformer.
         text_kv_heads: key and value heads of the text encoder.
+        reference_image_short_edge: short edge that a reference picture is brought to or kept under, pixels.
     """
 
     latent_channels: int = 24
@@ -42,8 +46,10 @@ class ModelFacts:
     canvas_short_edge: int = 768
     canvas_max_pixels: int = 768 * 1344
     sample_rate: int = 32_000
+    reference_short_edge: int = 2048
     heads: int = 56
     text_kv_heads: int = 8
+    reference_image_short_edge: int = 2048
 
     @property
     def canvas_multiple(self) -> int:
