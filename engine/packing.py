@@ -1,17 +1,25 @@
 """The packed sequence of one request: where every row sits, and the way between latents and rows.
 
-Promise: the numbers are diffusers' own, since its functions are called; latents are in ComfyUI's layout outside this
-module. Everything is built on the CPU and moved once. Raises nothing of its own: sizes were checked by the contract.
+Promise: built from sizes alone, on the CPU, and moved once; positions, tags, indices and times equal diffusers' bit for
+bit wherever it knows the layout (t2va, fl2va, ref2va), since its grids are used; latents are in ComfyUI's layout
+outside this module. Raises nothing of its own: sizes were checked by the contract.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
+import numpy as np
 import torch
 from diffusers.modular_pipelines.minimax_h3.before_denoise import (
-    MiniMaxH3PrepareLayoutStep,
+    _ROPE_FRAME_RESCALE,
+    _ROPE_FRAMES_PER_LATENT,
     MiniMaxH3SetTimestepsStep,
+    _fill_audio_positions,
+    _frame_position_grid,
+    _temporal_position_grid,
     patchify_video_latents,
 )
 from diffusers.modular_pipelines.minimax_h3.modular_pipeline import (
@@ -72,7 +80,9 @@ def latent_grid(facts: ModelFacts, *, width: int, height: int, frames: int) -> L
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """The packed sequence ``text | conditions | target audio | target video | padding`` of P rows, S of them used.
+    """The packed sequence of P rows, S of them used.
+
+    Its order: ``text | conditions | references | target audio | target video | padding``.
 
     Attributes:
         position_ids: [P, 3] rotary coordinates (t, h, w), float64 where the device has it.
@@ -140,27 +150,159 @@ class PackedLayout:
         return times, torch.cat([indices, indices[self.video_indices[-1:]].expand(padding)])
 
 
-def build_layout(token_tags: torch.Tensor, grid: LatentGrid, *, pad_seq_len: int | None = None) -> PackedLayout:
-    """Lay out a request without conditions.
+@dataclass(frozen=True)
+class Block:
+    """The rows that one condition or reference adds, by the sizes of its latents.
+
+    Attributes:
+        kind: ``condition``, a keyframe or guide; else a reference of this kind, its sound included.
+        video: latent frames, height and width; None: no pictures.
+        audio: audio latents of each channel; 0: no sound.
+        frame: of a condition, the target's pixel frame where it starts.
+    """
+
+    kind: Literal["condition", "image", "video", "audio"]
+    video: tuple[int, int, int] | None = None
+    audio: int = 0
+    frame: int = 0
+
+    @property
+    def span(self) -> float:
+        """Time that a reference pushes the target's clock on: an image 1, else its longer stream.
+
+        The spans of the pictures are added one by one, as diffusers does; see `_condition_time`.
+        """
+        if self.kind == "image":
+            return 1.0
+        return max(float(self.audio), float(sum(_latent_spans(self.video[0] if self.video else 0))))
+
+
+def build_layout(
+    token_tags: torch.Tensor, grid: LatentGrid, blocks: Sequence[Block] = (), *, pad_seq_len: int | None = None
+) -> PackedLayout:
+    """Lay out a request.
 
     Args:
         token_tags: [L] int64, on the CPU; one tag for each text row.
+        blocks: what it is conditioned on, in order; conditions before references.
         pad_seq_len: rows to pad the sequence to, not below those used; None: no padding.
     """
-    layout = PackedLayout(
-        *MiniMaxH3PrepareLayoutStep.build_packed_sequence(
-            token_tags,
-            grid.frames,
-            grid.height,
-            grid.width,
-            grid.audio_length,
-            (1, grid.patch, grid.patch),
-            geometry.AUDIO_CHANNELS,
-            MINIMAX_H3_AUDIO_TAG,
-            MINIMAX_H3_VIDEO_TAG,
-        )
-    )
+    sequence = _Sequence(token_tags, grid.patch)
+    clock = float(token_tags.shape[0])
+    origins = []
+    for block in blocks:
+        origins.append(clock)
+        clock += 0.0 if block.kind == "condition" else block.span
+    _, width_grid = _frame_position_grid(grid.height, grid.width, grid.patch, grid.patch)
+    for block, origin in zip(blocks, origins, strict=True):
+        if block.kind == "condition":
+            sequence.add_condition(block, _condition_time(block, clock, grid.frames), width_grid)
+        else:
+            sequence.add_reference(block, origin, width_grid)
+    condition_rows = (len(sequence.video), len(sequence.audio))
+    sequence.add_audio(grid.audio_length, clock, width_grid)
+    sequence.add_video((grid.frames, grid.height, grid.width), clock)
+    layout = sequence.finish(*condition_rows)
     return layout if pad_seq_len is None else layout.padded(pad_seq_len)
+
+
+def _latent_spans(frames: int) -> list[float]:
+    """Return the time that each of ``frames`` latent frames takes, 5/3 for every pixel frame it covers."""
+    pattern = _ROPE_FRAMES_PER_LATENT
+    return [_ROPE_FRAME_RESCALE * pattern[index % len(pattern)] for index in range(frames)]
+
+
+def _condition_time(block: Block, origin: float, target_frames: int) -> float:
+    """Return where a condition starts on a clock whose target starts at ``origin``: 5/3 for each pixel frame.
+
+    Of the target's last pixel frame, diffusers takes the whole span less one pixel frame, added up pairwise (numpy's
+    way), which differs in the last bit from the sum one by one and from the product.
+    """
+    if block.video is not None and block.frame == geometry.frames_of_latents(target_frames) - 1:
+        return origin + float(np.array(_latent_spans(target_frames)).sum()) - _ROPE_FRAME_RESCALE
+    return origin + _ROPE_FRAME_RESCALE * block.frame
+
+
+class _Rows:
+    """Rows of one modality: where they stand in the sequence, in order."""
+
+    def __init__(self) -> None:
+        self._spans: list[torch.Tensor] = []
+
+    def __len__(self) -> int:
+        return sum(span.numel() for span in self._spans)
+
+    def add(self, start: int, stop: int) -> None:
+        self._spans.append(torch.arange(start, stop))
+
+    @property
+    def indices(self) -> torch.Tensor:
+        return torch.cat(self._spans)
+
+
+class _Sequence:
+    """A packed sequence that grows at its end, after the text."""
+
+    def __init__(self, token_tags: torch.Tensor, patch: int) -> None:
+        self.video = _Rows()
+        self.audio = _Rows()
+        self._text = token_tags.shape[0]
+        self._patch = patch
+        self._length = self._text
+        positions = torch.zeros((self._text, 3), dtype=torch.float64)
+        positions[:, 0] = torch.arange(self._text, dtype=torch.float64)
+        self._positions = [positions]
+        self._tags = [token_tags.to(torch.long)]
+
+    def add_condition(self, block: Block, time: float, width_grid: torch.Tensor) -> None:
+        """Pictures, then sound, at the same time."""
+        if block.video is not None:
+            self.add_video(block.video, time)
+        if block.audio:
+            self.add_audio(block.audio, time, width_grid)
+
+    def add_reference(self, block: Block, origin: float, target_width_grid: torch.Tensor) -> None:
+        """Sound, then pictures; a soundtrack lies at the ends of its own pictures' width."""
+        width_grid = target_width_grid
+        if block.video is not None:
+            _, width_grid = _frame_position_grid(*block.video[1:], self._patch, self._patch)
+        if block.audio:
+            self.add_audio(block.audio, origin, width_grid)
+        if block.video is not None:
+            self.add_video(block.video, origin)
+
+    def add_video(self, size: tuple[int, int, int], time: float) -> None:
+        """Add latent frames of (frames, height, width) from ``time`` on."""
+        frames, height, width = size
+        frame_grid, _ = _frame_position_grid(height, width, self._patch, self._patch)
+        positions = torch.empty((frames * frame_grid.shape[0], 3), dtype=torch.float64)
+        positions[:, 0] = _temporal_position_grid(frames, time).repeat_interleave(frame_grid.shape[0])
+        positions[:, 1:] = frame_grid.repeat(frames, 1)
+        self._add(positions, MINIMAX_H3_VIDEO_TAG, self.video)
+
+    def add_audio(self, length: int, time: float, width_grid: torch.Tensor) -> None:
+        """Add ``length`` latents of each channel from ``time`` on."""
+        positions = torch.zeros((geometry.AUDIO_CHANNELS * length, 3), dtype=torch.float64)
+        _fill_audio_positions(positions, slice(0, len(positions)), length, time, width_grid, geometry.AUDIO_CHANNELS)
+        self._add(positions, MINIMAX_H3_AUDIO_TAG, self.audio)
+
+    def _add(self, positions: torch.Tensor, tag: int, rows: _Rows) -> None:
+        start, self._length = self._length, self._length + len(positions)
+        rows.add(start, self._length)
+        self._positions.append(positions)
+        self._tags.append(torch.full((len(positions),), tag, dtype=torch.long))
+
+    def finish(self, condition_video_rows: int, condition_audio_rows: int) -> PackedLayout:
+        """Return the layout of what was added."""
+        return PackedLayout(
+            position_ids=torch.cat(self._positions),
+            token_tags=torch.cat(self._tags),
+            video_indices=self.video.indices,
+            audio_indices=self.audio.indices,
+            text_indices=torch.arange(self._text),
+            condition_video_rows=condition_video_rows,
+            condition_audio_rows=condition_audio_rows,
+        )
 
 
 def pack_video(video: torch.Tensor, patch: int) -> torch.Tensor:
@@ -175,6 +317,11 @@ def unpack_video(rows: torch.Tensor, grid: LatentGrid) -> torch.Tensor:
     cells = rows.reshape(grid.frames, grid.height // p, grid.width // p, grid.channels, p, p)
     # [T, h/p, w/p, C, p, p] -> [C, T, h/p, p, w/p, p]
     return cells.permute(3, 0, 1, 4, 2, 5).reshape(grid.video_shape)
+
+
+def pack_audio(audio: torch.Tensor) -> torch.Tensor:
+    """Return the channel-major rows [2A, Ca] of audio latents [1, Ca, 2, A]: the inverse of `unpack_audio`."""
+    return audio[0].permute(1, 2, 0).reshape(-1, audio.shape[1])
 
 
 def unpack_audio(rows: torch.Tensor, grid: LatentGrid) -> torch.Tensor:
