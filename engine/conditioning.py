@@ -23,7 +23,6 @@ from .contract.media import EncodedReference as ReferenceEntry
 from .contract.requests import Denoise
 from .packing import VISUAL_CONDITION_TIME, Block, pack_audio, pack_video
 
-
 EncodedKind = Literal["image", "video", "video_audio", "audio"]
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 

@@ -8,8 +8,7 @@ shapes than asked for.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
@@ -38,6 +37,11 @@ class NoiseShapes:
         pictures = tuple((1, grid.channels, *block.video) for block in blocks if block.video is not None)
         return cls(pictures, grid.video_shape, grid.audio_rows_shape)
 
+    @property
+    def in_order(self) -> tuple[Shape, ...]:
+        """All of them in the order of the draws."""
+        return (*self.conditions, self.video, self.audio)
+
 
 @dataclass(frozen=True)
 class Noise:
@@ -47,22 +51,17 @@ class Noise:
     video: torch.Tensor
     audio: torch.Tensor
 
-
-def _draws(shapes: NoiseShapes, seed: int) -> Iterator[Callable[[], torch.Tensor]]:
-    """Yield the draws of ``seed``; each is to be made once, in this order."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(shape: Shape) -> torch.Tensor:
-        return torch.randn(shape, generator=generator)
-
-    for shape in (*shapes.conditions, shapes.video, shapes.audio):
-        yield lambda shape=shape: draw(shape)  # type: ignore[misc]
+    @classmethod
+    def of(cls, draws: Sequence[torch.Tensor]) -> Noise:
+        """Return the noise of draws in order."""
+        *conditions, video, audio = draws
+        return cls(tuple(conditions), video, audio)
 
 
 def draw_noise(shapes: NoiseShapes, *, seed: int) -> Noise:
     """Draw the noise of ``seed`` (0 to 2^64 - 1) here and now."""
-    *conditions, video, audio = (draw() for draw in _draws(shapes, seed))
-    return Noise(tuple(conditions), video, audio)
+    generator = torch.Generator().manual_seed(seed)
+    return Noise.of([torch.randn(shape, generator=generator) for shape in shapes.in_order])
 
 
 class NoiseWorker:
@@ -72,7 +71,10 @@ class NoiseWorker:
         """Begin to draw the noise of ``seed`` in the shapes that the encoders are expected to give."""
         self._shapes = shapes
         self._executor = ThreadPoolExecutor(1, "noise")
-        self._pending: list[Future[torch.Tensor]] = [self._executor.submit(draw) for draw in _draws(shapes, seed)]
+        generator = torch.Generator().manual_seed(seed)
+        self._pending: list[Future[torch.Tensor]] = [
+            self._executor.submit(torch.randn, shape, generator=generator) for shape in shapes.in_order
+        ]
 
     def __enter__(self) -> NoiseWorker:
         """Return itself."""
@@ -96,11 +98,10 @@ class NoiseWorker:
                 f"{_described(self._shapes)}.",
                 remedy="Report it: the media were measured wrongly.",
             )
-        *conditions, video, audio = (future.result() for future in self._pending)
+        draws = [future.result() for future in self._pending]
         self._pending.clear()
-        return Noise(tuple(conditions), video, audio)
+        return Noise.of(draws)
 
 
 def _described(shapes: NoiseShapes) -> str:
-    every = (*shapes.conditions, shapes.video, shapes.audio)
-    return f"{[list(shape) for shape in every]} ({sum(math.prod(shape) for shape in every)} values)"
+    return ", ".join(str(list(shape)) for shape in shapes.in_order)
