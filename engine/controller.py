@@ -20,7 +20,7 @@ from typing import Any
 
 from .checkpoint import Checkpoint
 from .config import EngineConfig
-from .contract.checks import Headers, Plan, check_request, check_tokens
+from .contract.checks import Plan, check_request, check_tokens
 from .contract.errors import (
     EngineBusyError,
     EngineDeadError,
@@ -32,6 +32,7 @@ from .contract.errors import (
 )
 from .contract.messages import Done, Output, Queued, StageFinished, Started, event_from_dict
 from .contract.requests import EncodePrompt, Generate, Request
+from .contract.tensors import Headers
 from .contract.version import ENGINE_VERSION, PROTOCOL_VERSION
 from .controller_fleet import FleetProcess
 from .controller_folder import RunFolder

@@ -1,8 +1,8 @@
 """Checks of a request against the model and the operator's limits, before any rank wakes.
 
 `check_request` returns a `Plan`: the request with every default and snap resolved, plus what the user should be told.
-A prompt's tokens are counted by the caller, who passes the plan through `check_tokens` then.
-Raises `RequestError`; touches no tensor data, only headers.
+A prompt's tokens are counted by the caller, who passes the plan through `check_tokens` then; a plan with media is final
+once they were read, and has passed `finish_media`. Raises `RequestError`; touches no tensor data, only headers.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from . import geometry
+from .check_media import check_media, check_parts, resolve_guides
+from .conditions import check_conditions, kinds_of
 from .errors import RequestError
-from .framing import TensorInfo
 from .lengths import check_prompt_tokens, check_rows
-from .limits import DEFAULT_SECONDS, MAX_SEED, MAX_STEPS, Limits, ModelFacts
+from .limits import DEFAULT_SECONDS, MAX_OUTPUTS, MAX_SEED, MAX_STEPS, Limits, ModelFacts
+from .media_limits import check_reference_counts
 from .messages import Warned
-from .requests import Decode, Denoise, Echo, EncodePrompt, Generate, Request, input_parts, stages_of
+from .requests import Decode, Denoise, Echo, EncodeMedia, EncodePrompt, Generate, Request, media_of, stages_of
+from .tensors import Headers, check_latent_part, check_text
 
-Headers = Mapping[str, Mapping[str, TensorInfo]]
-"""Part name → tensor name → info."""
+_Sized = TypeVar("_Sized", bound=EncodePrompt | EncodeMedia | Generate)
 
 
 @dataclass(frozen=True)
@@ -29,19 +31,27 @@ class Plan:
     """A checked request.
 
     Attributes:
-        request: the request with sizes and frames resolved (``width``, ``height``, ``frames`` are final).
+        request: the request with sizes and frames resolved; ``width`` and ``height`` are None as long as they follow
+            from media that were not read yet.
         warnings: what to tell the user.
         facts: what the request came to, for the ``started`` event.
+        text_tokens: of the prompt itself, once they are counted.
     """
 
     request: Request
     warnings: tuple[Warned, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
+    text_tokens: int = 0
 
     @property
     def stages(self) -> tuple[str, ...]:
         """The stages that will run, in order."""
         return stages_of(self.request)
+
+    @property
+    def has_media(self) -> bool:
+        """Whether there are pictures or sound to be read before the ranks can start."""
+        return next(media_of(self.request), None) is not None
 
 
 def check_request(
@@ -50,7 +60,7 @@ def check_request(
     """Check ``request`` and the headers of its parts, and resolve it.
 
     Args:
-        stages: the stages this engine serves.
+        headers: of every part that was sent. stages: the stages this engine serves.
 
     Raises:
         RequestError: naming field, value and remedy.
@@ -64,20 +74,23 @@ def check_request(
                 value=request.task,
                 remedy=f"It serves {', '.join(stages)}; point this node at an engine that serves {stage!r}.",
             )
-    _check_parts(request, headers)
-    if isinstance(request, EncodePrompt):
-        _check_prompt(request.prompt)
-        return Plan(request)
+    check_parts(request, headers)
     if isinstance(request, Denoise):
-        text_rows = _check_conditioning(headers["conditioning"], facts, limits)
-        return _with_rows(_check_sampling(request, facts, limits), text_rows=text_rows, facts=facts, limits=limits)
+        return _check_denoise(request, headers, facts, limits)
     if isinstance(request, Decode):
-        return _check_latents(request, headers["latents"], facts, limits)
-    if isinstance(request, Generate):
+        width, height, frames = check_latent_part(headers["latents"], facts=facts)
+        check_length(frames, limits)
+        _check_sides(width, height, limits, path="parts.latents.")
+        found = {"width": width, "height": height, "frames": frames, "seconds": frames / geometry.FPS}
+        return Plan(request, facts=found)
+    if isinstance(request, Echo):
+        return Plan(request)
+    if not isinstance(request, EncodeMedia):
         _check_prompt(request.prompt)
+    check_media(request)
+    if isinstance(request, Generate):
         return _check_sampling(_resolve_generate(request, facts, limits), facts, limits)
-    assert isinstance(request, Echo)
-    return Plan(request)
+    return _check_encode(_resolve_size(request, facts), facts, limits)
 
 
 def check_tokens(plan: Plan, tokens: int, *, facts: ModelFacts, limits: Limits) -> Plan:
@@ -90,36 +103,63 @@ def check_tokens(plan: Plan, tokens: int, *, facts: ModelFacts, limits: Limits) 
         RequestError: ``prompt_too_long``, or ``out_of_range`` for ``pad_seq_len``.
     """
     check_prompt_tokens(tokens, limits)
-    if isinstance(plan.request, Generate):
+    plan = dataclasses.replace(plan, text_tokens=tokens)
+    if isinstance(plan.request, Generate) and not plan.has_media:
         return _with_rows(plan, text_rows=tokens, facts=facts, limits=limits)
     return plan
 
 
-def _with_rows(plan: Plan, *, text_rows: int, facts: ModelFacts, limits: Limits) -> Plan:
+def finish_media(
+    plan: Plan,
+    request: Request,
+    *,
+    found: Mapping[str, Any],
+    warnings: tuple[Warned, ...],
+    facts: ModelFacts,
+    limits: Limits,
+) -> Plan:
+    """Return the final plan of a request whose media were read.
+
+    Args:
+        plan: from `check_request` and `check_tokens`. request: the same request, its size resolved by what was read.
+        found: facts of the media. warnings: what reading them came to.
+
+    Raises:
+        RequestError: as `check_request`, for a canvas that follows from a picture; ``out_of_range`` for a
+            ``pad_seq_len`` that cannot hold even what is known.
+    """
+    if isinstance(request, Generate):
+        checked = _check_sampling(request, facts, limits)
+        if request.pad_seq_len is not None:
+            # Pictures take rows of the text too, which the ranks count: this is the least that there will be.
+            _with_rows(checked, text_rows=plan.text_tokens, facts=facts, limits=limits)
+    else:
+        assert isinstance(request, (EncodePrompt, EncodeMedia))
+        checked = _check_encode(request, facts, limits)
+    told = [*plan.warnings, *(warning for warning in (*checked.warnings, *warnings) if warning not in plan.warnings)]
+    return dataclasses.replace(
+        plan, request=checked.request, warnings=tuple(told), facts={**plan.facts, **checked.facts, **found}
+    )
+
+
+def _with_rows(plan: Plan, *, text_rows: int, facts: ModelFacts, limits: Limits, condition_rows: int = 0) -> Plan:
     assert isinstance(plan.request, (Denoise, Generate))
-    found = check_rows(plan.request, text_rows=text_rows, facts=facts, limits=limits)
+    found = check_rows(plan.request, text_rows=text_rows, condition_rows=condition_rows, facts=facts, limits=limits)
     return dataclasses.replace(plan, facts={**plan.facts, **found})
 
 
-def _check_parts(request: Request, headers: Headers) -> None:
-    wanted = input_parts(request)
-    for name in wanted:
-        if name not in headers:
-            raise RequestError(
-                "missing_field",
-                f"The task {request.task!r} needs the part {name!r}.",
-                field=f"parts.{name}",
-                remedy=f"Send the part {name!r} as safetensors.",
-            )
-    if not isinstance(request, Echo):
-        for name in headers:
-            if name not in wanted:
-                raise RequestError(
-                    "unknown_field",
-                    f"The task {request.task!r} takes no part {name!r}.",
-                    field=f"parts.{name}",
-                    remedy=f"It takes {', '.join(wanted) or 'no part'}.",
-                )
+def _check_denoise(request: Denoise, headers: Headers, facts: ModelFacts, limits: Limits) -> Plan:
+    tensors = headers["conditioning"]
+    longest, remedy = limits.max_prompt_tokens, "Shorten the prompt, or raise --max-prompt-tokens."
+    if request.conditions or request.references:
+        # The text's rows include its pictures': how many of them are words, only the ranks can see.
+        longest, remedy = limits.max_pad_seq_len, "Send fewer or smaller pictures, or raise --max-pad-seq-len."
+    text_rows = check_text(tensors, facts=facts, longest=longest, remedy=remedy)
+    check_reference_counts(list(kinds_of(request.references)))
+    plan = _check_sampling(request, facts, limits)
+    assert isinstance(plan.request, Denoise)
+    rows = check_conditions(plan.request, tensors, facts)
+    return _with_rows(plan, text_rows=text_rows, condition_rows=rows, facts=facts, limits=limits)
 
 
 def _check_prompt(prompt: str) -> None:
@@ -133,6 +173,58 @@ def _check_prompt(prompt: str) -> None:
         )
 
 
+def _check_encode(request: EncodePrompt | EncodeMedia, facts: ModelFacts, limits: Limits) -> Plan:
+    """Check the size of the video that something is encoded for, as far as it is known."""
+    found: dict[str, Any] = {}
+    warnings: list[Warned] = []
+    if request.width is not None and request.height is not None:
+        _check_canvas(request.width, request.height, facts, limits)
+        found |= {"width": request.width, "height": request.height}
+    if request.frames is not None:
+        frames = geometry.snap_frames(request.frames, path="request.")
+        check_length(frames, limits)
+        found |= {"frames": frames, "seconds": frames / geometry.FPS}
+        warnings += _length_warnings(request.frames, frames)
+        request = dataclasses.replace(request, frames=frames)
+        if isinstance(request, EncodeMedia):
+            request = dataclasses.replace(request, guides=resolve_guides(request.guides, frames))
+    return Plan(request, tuple(warnings), found)
+
+
+def _resolve_size(request: _Sized, facts: ModelFacts) -> _Sized:
+    """Fill in the default canvas where nothing else decides it, and see that what is needed is there."""
+    if (request.width is None) != (request.height is None):
+        missing = "width" if request.width is None else "height"
+        raise RequestError(
+            "missing_field",
+            "Give width and height together, or neither.",
+            field=f"request.{missing}",
+            remedy=f"Add {missing}, or leave both out.",
+        )
+    guided = isinstance(request, EncodeMedia) and bool(request.guides)
+    follows = isinstance(request, EncodeMedia) or bool(request.keyframes)
+    if not isinstance(request, Generate) and next(media_of(request), None) is None:
+        return request
+    if guided and request.width is None:
+        raise _needed("width", "Guides are encoded for a canvas.")
+    if request.frames is None and (guided or isinstance(request, EncodePrompt)):
+        raise _needed("frames", "Pictures and sound are encoded for a video of a certain length.")
+    if request.width is None and not follows:
+        width, height = geometry.default_canvas(
+            short_edge=facts.canvas_short_edge,
+            max_pixels=facts.canvas_max_pixels,
+            multiple=facts.canvas_multiple,
+        )
+        return dataclasses.replace(request, width=width, height=height)
+    return request
+
+
+def _needed(name: str, message: str) -> RequestError:
+    return RequestError(
+        "missing_field", message, field=f"request.{name}", remedy=f"Send the {name} of the video to come."
+    )
+
+
 def _resolve_generate(request: Generate, facts: ModelFacts, limits: Limits) -> Generate:
     if request.seconds is not None and request.frames is not None:
         raise RequestError(
@@ -142,57 +234,62 @@ def _resolve_generate(request: Generate, facts: ModelFacts, limits: Limits) -> G
             value=request.frames,
             remedy="Leave one of them out.",
         )
-    if (request.width is None) != (request.height is None):
-        missing = "width" if request.width is None else "height"
-        raise RequestError(
-            "missing_field",
-            "Give width and height together, or neither.",
-            field=f"request.{missing}",
-            remedy=f"Add {missing}, or leave both out for the default canvas.",
-        )
-    width, height = request.width, request.height
-    if width is None or height is None:
-        width, height = geometry.default_canvas(
-            short_edge=facts.canvas_short_edge,
-            max_pixels=facts.canvas_max_pixels,
-            multiple=facts.canvas_multiple,
-        )
     frames = request.frames
     if frames is None:
         seconds = DEFAULT_SECONDS if request.seconds is None else request.seconds
         frames = geometry.frames_of_seconds(seconds, path="request.")
         check_length(geometry.snap_frames(frames), limits, seconds=seconds)
-    return dataclasses.replace(request, width=width, height=height, frames=frames, seconds=None)
+    return dataclasses.replace(_resolve_size(request, facts), frames=frames, seconds=None)
 
 
 def _check_sampling(request: Denoise | Generate, facts: ModelFacts, limits: Limits) -> Plan:
-    assert request.width is not None
-    assert request.height is not None
+    """Check what is sampled; the canvas too, unless it follows from a picture that was not read yet."""
     assert request.frames is not None
-    geometry.check_canvas(request.width, request.height, multiple=facts.canvas_multiple, path="request.")
-    _check_sides(request.width, request.height, limits, path="request.")
+    warnings: list[Warned] = []
+    size: dict[str, Any] = {}
+    if request.width is not None and request.height is not None:
+        _check_canvas(request.width, request.height, facts, limits)
+        warnings += _canvas_warnings(request.width, request.height, facts)
+        size = {"width": request.width, "height": request.height}
     _check_range("steps", request.steps, 1, MAX_STEPS, "A step is one forward of the transformer; 30 to 50 are usual.")
-    _check_range("seed", request.seed, 0, MAX_SEED, "Use a whole number from 0 to 2^64 - 1.")
+    _check_seeds(request)
     frames = geometry.snap_frames(request.frames, path="request.")
     check_length(frames, limits)
-    warnings = [
-        *_length_warnings(request.frames, frames),
-        *_canvas_warnings(request.width, request.height, facts),
-    ]
+    warnings = [*_length_warnings(request.frames, frames), *warnings]
+    if isinstance(request, Generate):
+        request = dataclasses.replace(request, guides=resolve_guides(request.guides, frames))
     return Plan(
         dataclasses.replace(request, frames=frames),
         tuple(warnings),
         {
-            "width": request.width,
-            "height": request.height,
+            **size,
             "frames": frames,
             "seconds": frames / geometry.FPS,
             "latent_frames": geometry.latent_frames(frames),
             "audio_latents": geometry.audio_latents(frames),
             "steps": request.steps,
             "seed": request.seed,
+            "num_outputs": request.num_outputs,
         },
     )
+
+
+def _check_seeds(request: Denoise | Generate) -> None:
+    _check_range("num_outputs", request.num_outputs, 1, MAX_OUTPUTS, "Send several requests for more.")
+    _check_range("seed", request.seed, 0, MAX_SEED, "Use a whole number from 0 to 2^64 - 1.")
+    if request.seed + request.num_outputs - 1 > MAX_SEED:
+        raise RequestError(
+            "out_of_range",
+            "The outputs' seeds, each one more than the last, go beyond 2^64 - 1.",
+            field="request.seed",
+            value=request.seed,
+            remedy=f"Use {MAX_SEED - request.num_outputs + 1} or less.",
+        )
+
+
+def _check_canvas(width: int, height: int, facts: ModelFacts, limits: Limits) -> None:
+    geometry.check_canvas(width, height, multiple=facts.canvas_multiple, path="request.")
+    _check_sides(width, height, limits, path="request.")
 
 
 def _check_sides(width: int, height: int, limits: Limits, *, path: str) -> None:
@@ -274,102 +371,3 @@ def _canvas_warnings(width: int, height: int, facts: ModelFacts) -> list[Warned]
             f"{width}x{height} is larger than the trained area; {best[0]}x{best[1]} has nearly the same shape.",
         )
     ]
-
-
-def _check_conditioning(tensors: Mapping[str, TensorInfo], facts: ModelFacts, limits: Limits) -> int:
-    """Return the text rows."""
-    embeds = _tensor(tensors, "conditioning", "prompt_embeds", ("F32", "BF16", "F16"), 3)
-    tags = _tensor(tensors, "conditioning", "token_tags", ("I64",), 1)
-    if embeds.shape[2] != facts.text_dim:
-        raise RequestError(
-            "wrong_model",
-            f"The conditioning is {embeds.shape[2]} wide, this model reads {facts.text_dim}.",
-            field="parts.conditioning.prompt_embeds",
-            value=str(list(embeds.shape)),
-            remedy="Encode the prompt with H3EngineTextEncode (or a MiniMax-H3 encoder) of the same model.",
-        )
-    if embeds.shape[0] != 1 or embeds.shape[1] < 1 or tags.shape != (embeds.shape[1],):
-        raise RequestError(
-            "bad_tensor",
-            f"prompt_embeds is [1, L, {facts.text_dim}] and token_tags [L].",
-            field="parts.conditioning",
-            value=f"{list(embeds.shape)}, {list(tags.shape)}",
-            remedy="Send one prompt with one tag for each of its rows.",
-        )
-    if embeds.shape[1] > limits.max_prompt_tokens:
-        raise RequestError(
-            "prompt_too_long",
-            f"The conditioning has {embeds.shape[1]} rows, the limit is {limits.max_prompt_tokens}.",
-            field="parts.conditioning.prompt_embeds",
-            value=embeds.shape[1],
-            remedy="Shorten the prompt, or raise --max-prompt-tokens.",
-        )
-    return embeds.shape[1]
-
-
-def _check_latents(request: Decode, tensors: Mapping[str, TensorInfo], facts: ModelFacts, limits: Limits) -> Plan:
-    video = _tensor(tensors, "latents", "video", ("F32", "BF16", "F16"), 5)
-    audio = _tensor(tensors, "latents", "audio", ("F32", "BF16", "F16"), 4)
-    frames = check_latent_shapes(video.shape, audio.shape, facts)
-    check_length(frames, limits)
-    height, width = (side * facts.spatial_ratio for side in video.shape[3:])
-    geometry.check_canvas(width, height, multiple=facts.canvas_multiple, path="parts.latents.")
-    _check_sides(width, height, limits, path="parts.latents.")
-    return Plan(
-        request,
-        (),
-        {"width": width, "height": height, "frames": frames, "seconds": frames / geometry.FPS},
-    )
-
-
-def check_latent_shapes(video: tuple[int, ...], audio: tuple[int, ...], facts: ModelFacts) -> int:
-    """Check that two latent shapes are this model's and belong together; return the pixel frames they make.
-
-    Args:
-        video: [1, C, T, H/16, W/16]. audio: [1, Ca, 2, A].
-
-    Raises:
-        RequestError: ``wrong_model`` or ``bad_tensor``.
-    """
-    channels = (facts.latent_channels, facts.audio_latent_channels)
-    wanted = f"video [1, {channels[0]}, T, H/16, W/16] and audio [1, {channels[1]}, 2, A]"
-    shown = f"{list(video)} and {list(audio)}"
-    if len(video) != 5 or len(audio) != 4 or (video[1], audio[1]) != channels:
-        message = f"A latent of this model is {wanted}; this is {shown}."
-        raise _latent_error("wrong_model", message, field="parts.latents", value=shown)
-    if video[0] != 1 or audio[0] != 1 or audio[2] != geometry.AUDIO_CHANNELS or min(video) < 1 or min(audio) < 1:
-        message = f"The batch is 1 and the sound stereo: {wanted}; this is {shown}."
-        raise _latent_error("bad_tensor", message, field="parts.latents", value=shown)
-    frames = geometry.frames_of_latents(video[2])
-    needed = geometry.audio_latents(frames)
-    if audio[3] != needed:
-        message = f"{video[2]} latent frames make {frames} frames and need {needed} audio latents, not {audio[3]}."
-        raise _latent_error("bad_tensor", message, field="parts.latents.audio", value=audio[3])
-    return frames
-
-
-def _latent_error(code: str, message: str, *, field: str, value: object) -> RequestError:
-    remedy = "Connect a latent from H3EngineEmptyLatent or H3EngineSampler of the same model."
-    return RequestError(code, message, field=field, value=value, remedy=remedy)
-
-
-def _tensor(tensors: Mapping[str, TensorInfo], part: str, name: str, dtypes: tuple[str, ...], rank: int) -> TensorInfo:
-    info = tensors.get(name)
-    path = f"parts.{part}.{name}"
-    if info is None:
-        raise RequestError(
-            "bad_tensor",
-            f"The part {part!r} has no tensor {name!r}.",
-            field=path,
-            value=", ".join(tensors),
-            remedy=f"Store {name!r} in it.",
-        )
-    if info.dtype not in dtypes or len(info.shape) != rank:
-        raise RequestError(
-            "bad_tensor",
-            f"{name} has {rank} dimensions and one of the types {', '.join(dtypes)}.",
-            field=path,
-            value=f"{info.dtype} {list(info.shape)}",
-            remedy="Convert the tensor.",
-        )
-    return info

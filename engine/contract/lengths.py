@@ -14,18 +14,25 @@ from .limits import PAD_MULTIPLE, Limits, ModelFacts
 from .requests import Denoise, Generate
 
 
-def used_rows(*, text_rows: int, width: int, height: int, frames: int, facts: ModelFacts) -> int:
-    """Return the rows of a packed sequence: text + 2*A audio + T*(H/m)*(W/m) video, m the canvas multiple.
+def used_rows(
+    *, text_rows: int, width: int, height: int, frames: int, facts: ModelFacts, condition_rows: int = 0
+) -> int:
+    """Return the rows of a packed sequence: text + conditions + 2*A audio + T*(H/m)*(W/m) video, m the canvas multiple.
 
     Args:
-        text_rows: tokens of the prompt. width, height: pixels. frames: pixel frames on the lattice 17n+5.
+        text_rows: tokens of the prompt, with those of its pictures. width, height: pixels.
+        frames: pixel frames on the lattice 17n+5. condition_rows: of keyframes, guides and references.
     """
     multiple = facts.canvas_multiple
     audio = geometry.AUDIO_CHANNELS * geometry.audio_latents(frames)
-    return text_rows + audio + geometry.latent_frames(frames) * (height // multiple) * (width // multiple)
+    return (
+        text_rows + condition_rows + audio + geometry.latent_frames(frames) * (height // multiple) * (width // multiple)
+    )
 
 
-def check_rows(request: Denoise | Generate, *, text_rows: int, facts: ModelFacts, limits: Limits) -> dict[str, Any]:
+def check_rows(
+    request: Denoise | Generate, *, text_rows: int, facts: ModelFacts, limits: Limits, condition_rows: int = 0
+) -> dict[str, Any]:
     """Check the pinned length of a resolved request; return the facts ``rows`` and, when pinned, ``pad_seq_len``.
 
     Raises:
@@ -35,19 +42,29 @@ def check_rows(request: Denoise | Generate, *, text_rows: int, facts: ModelFacts
     assert request.height is not None
     assert request.frames is not None
     rows = used_rows(
-        text_rows=text_rows, width=request.width, height=request.height, frames=request.frames, facts=facts
+        text_rows=text_rows,
+        width=request.width,
+        height=request.height,
+        frames=request.frames,
+        facts=facts,
+        condition_rows=condition_rows,
     )
     if request.pad_seq_len is None:
         return {"rows": rows}
-    _check_pad_seq_len(request.pad_seq_len, rows=rows, largest=limits.max_pad_seq_len)
+    check_pinned(request.pad_seq_len, rows=rows, largest=limits.max_pad_seq_len)
     return {"rows": rows, "pad_seq_len": request.pad_seq_len}
 
 
-def _check_pad_seq_len(length: int, *, rows: int, largest: int) -> None:
+def check_pinned(length: int, *, rows: int, largest: int) -> None:
+    """Check a pinned ``length`` of a packed sequence of ``rows`` used rows.
+
+    Raises:
+        RequestError: ``out_of_range`` naming the smallest length that would do.
+    """
     if length % PAD_MULTIPLE:
         message = f"pad_seq_len must be a multiple of {PAD_MULTIPLE} rows."
     elif length < rows:
-        message = f"This request has {rows} rows (text, sound and video); pad_seq_len cannot be below that."
+        message = f"This request has {rows} rows (text, sound, video and conditions); pad_seq_len cannot be below that."
     elif length > largest:
         message = f"pad_seq_len is over this engine's limit of {largest} rows."
     else:

@@ -35,7 +35,6 @@ class ModelFacts:
         sample_rate: of the soundtrack, Hz.
         heads: attention heads of the transformer.
         text_kv_heads: key and value heads of the text encoder.
-        reference_image_short_edge: short edge that a reference picture is brought to or kept under, pixels.
     """
 
     latent_channels: int = 24
@@ -49,7 +48,6 @@ class ModelFacts:
     reference_short_edge: int = 2048
     heads: int = 56
     text_kv_heads: int = 8
-    reference_image_short_edge: int = 2048
 
     @property
     def canvas_multiple(self) -> int:

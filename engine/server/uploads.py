@@ -10,14 +10,15 @@ import re
 import uuid
 from pathlib import Path
 
-from ..contract.checks import Headers
 from ..contract.errors import EngineBusyError, RequestError
 from ..contract.messages import Submit
 from ..contract.requests import Request
+from ..contract.tensors import Headers
 from ..controller_folder import RunFolder, folder_busy
 from ..wire import PartWriter
 
-MAX_PARTS = 32
+MAX_PARTS = 160
+"""As many guides with sound as a request may have, and references besides."""
 MAX_UPLOADS = 8
 """Messages of one connection whose parts may be on their way at once."""
 _MAX_MESSAGE = 2**32 - 1

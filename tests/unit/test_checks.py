@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from engine.contract.checks import Plan, check_latent_shapes, check_request
+from engine.contract.checks import Plan, check_request
 from engine.contract.errors import RequestError
 from engine.contract.framing import TensorInfo
 from engine.contract.limits import Limits, ModelFacts
 from engine.contract.requests import STAGES, parse_request
+from engine.contract.tensors import check_latent_shapes
 
 FACTS = ModelFacts()
 LIMITS = Limits()
