@@ -44,7 +44,7 @@ class Result:
     """What a job gave: the pieces of each output in their order, and counts.
 
     Attributes:
-        pieces: output name → bytes of its pieces (safetensors, or one MP4).
+        pieces: output name → bytes of its pieces (safetensors, or one MP4), those of the first output first.
         facts: of `Done`, on top of those of `Started`.
         seconds: that the job ran.
     """
@@ -96,7 +96,7 @@ class Job:
         self._after = 0
         self._latest = 0
         self._incoming: dict[int, _Incoming] = {}
-        self._pieces: dict[str, dict[int, bytearray]] = {}
+        self._pieces: dict[str, dict[tuple[int, int], bytearray]] = {}
         self._facts: dict[str, Any] = {}
 
     async def run(self) -> Result:
@@ -110,7 +110,7 @@ class Job:
         done = await self._attempt()
         while done is None:
             done = await self._attempt()
-        pieces = {name: [by_index[i] for i in sorted(by_index)] for name, by_index in self._pieces.items()}
+        pieces = {name: [found[place] for place in sorted(found)] for name, found in self._pieces.items()}
         return Result(pieces, {**self._facts, **done.facts}, done.seconds)
 
     async def _attempt(self) -> Done | None:
@@ -230,7 +230,8 @@ class Job:
                 remedy="Run the graph again.",
             )
         del self._incoming[message]
-        self._pieces.setdefault(incoming.output.name, {})[incoming.output.index] = incoming.data
+        place = (incoming.output.output, incoming.output.index)
+        self._pieces.setdefault(incoming.output.name, {})[place] = incoming.data
         self._confirm()
 
 

@@ -1,4 +1,4 @@
-"""Between ComfyUI's data and the wire: CONDITIONING, LATENT, IMAGE and AUDIO to and from safetensors bytes.
+"""Between ComfyUI's data and the wire: LATENT to and from safetensors bytes, IMAGE and AUDIO from them.
 
 Received bytes become tensors without a copy. What a graph may bring is checked here as far as it can be without the
 model: structure and dimensions; channels and widths are the engine's business. Knows nothing of ComfyUI's modules.
@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save
 
 from ..engine.contract.errors import RequestError
-from ..engine.contract.framing import read_header
+from ..engine.contract.framing import TensorInfo, read_header
 from ..engine.contract.geometry import LATENTS_PER_CHUNK, frames_of_latents
 
 _DTYPES = {
@@ -27,18 +27,22 @@ _DTYPES = {
     "F32": torch.float32,
 }
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-_TAGS = "minimax_token_tags"
-_TEXT_TAG = 1
-_UNSUPPORTED = {
-    "minimax_keyframes": "keyframes",
-    "minimax_refs": "references",
-}
 
 
 def write_part(tensors: Mapping[str, torch.Tensor]) -> bytes:
     """Return ``tensors`` as safetensors bytes."""
     data: bytes = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
     return data
+
+
+def part_header(data: bytes | bytearray, *, name: str) -> dict[str, TensorInfo]:
+    """Return what is in safetensors bytes: tensor name → type, shape and place.
+
+    Raises:
+        RequestError: ``bad_tensor`` when the bytes are not what they say.
+    """
+    length = 8 + int.from_bytes(data[:8], "little")
+    return read_header(io.BytesIO(bytes(data[:length])), len(data), field=name)
 
 
 def read_part(data: bytearray, *, name: str) -> dict[str, torch.Tensor]:
@@ -48,7 +52,7 @@ def read_part(data: bytearray, *, name: str) -> dict[str, torch.Tensor]:
         RequestError: ``bad_tensor`` when the bytes are not what they say.
     """
     length = 8 + int.from_bytes(data[:8], "little")
-    header = read_header(io.BytesIO(bytes(data[:length])), len(data), field=name)
+    header = part_header(data, name=name)
     tensors = {}
     for info in header.values():
         dtype = _DTYPES[info.dtype]
@@ -56,49 +60,6 @@ def read_part(data: bytearray, *, name: str) -> dict[str, torch.Tensor]:
         flat = torch.frombuffer(data, dtype=dtype, count=count, offset=length + info.start)
         tensors[info.name] = flat.reshape(info.shape)
     return tensors
-
-
-def conditioning_to_part(conditioning: Sequence[Sequence[Any]]) -> bytes:
-    """Return a CONDITIONING as the part ``conditioning``: prompt_embeds [1, L, D], token_tags [L] int64.
-
-    Raises:
-        RequestError: ``bad_tensor`` for another structure, ``unknown_field`` for keyframes or references.
-    """
-    if len(conditioning) != 1:
-        raise _bad(
-            "conditioning",
-            f"{len(conditioning)} entries",
-            "The model takes one prompt.",
-            "Connect one text encode node.",
-        )
-    embeds, extra = conditioning[0][0], conditioning[0][1]
-    if embeds.dim() != 3 or embeds.shape[0] != 1:
-        raise _bad(
-            "conditioning",
-            list(embeds.shape),
-            "A MiniMax-H3 conditioning is [1, L, D].",
-            "Connect H3EngineTextEncode, or ComfyUI's text encode with a MiniMax-H3 text encoder.",
-        )
-    for key, what in _UNSUPPORTED.items():
-        if extra.get(key):
-            raise RequestError(
-                "unknown_field",
-                f"This node does not take {what} yet.",
-                field="conditioning",
-                value=key,
-                remedy="Connect the conditioning of the text alone.",
-            )
-    tags = extra.get(_TAGS)
-    if tags is None:
-        tags = torch.full((embeds.shape[1],), _TEXT_TAG)
-    floats = embeds if embeds.dtype in _FLOATS else embeds.float()
-    return write_part({"prompt_embeds": floats, "token_tags": tags.reshape(-1).to(torch.int64)})
-
-
-def part_to_conditioning(data: bytearray) -> list[list[Any]]:
-    """Return the part ``conditioning`` as ComfyUI's CONDITIONING in its native H3 form."""
-    tensors = read_part(data, name="conditioning")
-    return [[tensors["prompt_embeds"], {_TAGS: tensors["token_tags"]}]]
 
 
 def latent_streams(latent: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -120,7 +81,7 @@ def latent_streams(latent: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tenso
             remedy="Connect H3EngineEmptyLatent, H3EngineSampler or a MiniMax-H3 latent of ComfyUI.",
         )
     if streams[0].shape[0] != 1 or streams[1].shape[0] != 1:
-        raise _bad("latent", shown, "The batch of a MiniMax-H3 latent is 1.", "Use one latent for each run.")
+        raise bad_tensor("latent", shown, "The batch of a MiniMax-H3 latent is 1.", "Use one latent for each run.")
     if latent.get("noise_mask") is not None:
         raise RequestError(
             "unknown_field",
@@ -138,7 +99,7 @@ def latent_to_part(latent: Mapping[str, Any]) -> bytes:
     Raises:
         RequestError: as `latent_streams`.
     """
-    video, audio = (s if s.dtype in _FLOATS else s.float() for s in latent_streams(latent))
+    video, audio = map(as_float, latent_streams(latent))
     return write_part({"video": video, "audio": audio})
 
 
@@ -156,7 +117,9 @@ def whole_frames(video: torch.Tensor) -> int:
     """
     latents = video.shape[2]
     if latents < 2 or latents % LATENTS_PER_CHUNK != 2:
-        raise _bad("latent", latents, "A video has 5n+2 latent frames (2, 7, 12, ...).", "Connect H3EngineEmptyLatent.")
+        raise bad_tensor(
+            "latent", latents, "A video has 5n+2 latent frames (2, 7, 12, ...).", "Connect H3EngineEmptyLatent."
+        )
     return frames_of_latents(latents)
 
 
@@ -184,5 +147,11 @@ def _only(piece: bytearray, name: str) -> torch.Tensor:
     return tensor
 
 
-def _bad(field: str, value: object, message: str, remedy: str) -> RequestError:
+def as_float(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor`` in a type that the wire takes: its own, or float32."""
+    return tensor if tensor.dtype in _FLOATS else tensor.float()
+
+
+def bad_tensor(field: str, value: object, message: str, remedy: str) -> RequestError:
+    """Return the error for a tensor that cannot be what it is connected as."""
     return RequestError("bad_tensor", message, field=field, value=value, remedy=remedy)

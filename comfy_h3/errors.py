@@ -7,8 +7,9 @@ all. Compare a `NodeError` by ``code``: the codes are the contract's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 
 from ..engine.contract.errors import EngineError
 
@@ -17,7 +18,8 @@ _INPUT_OF_FIELD = {
     "parts.latents": "latent",
     "request.": "",
 }
-"""Start of a field on the wire → the node's input."""
+"""Start of a field on the wire → the node's input; an empty one is called as what follows."""
+_NONE: Mapping[str, str] = MappingProxyType({})
 _LOG = "log"
 
 
@@ -26,11 +28,12 @@ class NodeError(Exception):
 
     Args:
         error: what happened.
+        inputs: start of a field on the wire → the node's input, where the node has another name for it.
     """
 
-    def __init__(self, error: EngineError) -> None:
+    def __init__(self, error: EngineError, inputs: Mapping[str, str] = _NONE) -> None:
         self.code = error.code
-        self.field = _input_of(error.field)
+        self.field = _input_of(error.field, {**inputs, **_INPUT_OF_FIELD})
         self.log = str(error.details.get(_LOG, ""))
         lines = [error.message]
         if self.field is not None and error.value is not None:
@@ -42,10 +45,10 @@ class NodeError(Exception):
         super().__init__("\n".join(lines))
 
 
-def _input_of(field: str | None) -> str | None:
+def _input_of(field: str | None, inputs: Mapping[str, str]) -> str | None:
     if field is None:
         return None
-    for start, name in _INPUT_OF_FIELD.items():
+    for start, name in inputs.items():
         if field.startswith(start):
             return name or field.removeprefix(start)
     return field
@@ -58,8 +61,8 @@ def with_log(error: EngineError, log: str) -> EngineError:
 
 
 @contextmanager
-def node_errors() -> Iterator[None]:
-    """Turn the contract's errors into `NodeError`.
+def node_errors(inputs: Mapping[str, str] = _NONE) -> Iterator[None]:
+    """Turn the contract's errors into `NodeError`, which takes ``inputs``.
 
     Raises:
         NodeError: for every `EngineError` raised inside.
@@ -67,4 +70,4 @@ def node_errors() -> Iterator[None]:
     try:
         yield
     except EngineError as error:
-        raise NodeError(error) from error
+        raise NodeError(error, inputs) from error

@@ -10,13 +10,14 @@ import json
 import logging
 import os
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import comfy.model_management
 import folder_paths
 from comfy.nested_tensor import NestedTensor
-from comfy_api.latest import ComfyAPI
+from comfy_api.latest import ComfyAPI, InputImpl
 from comfy_execution.utils import get_executing_context
 from server import PromptServer
 
@@ -70,6 +71,17 @@ def unload_models() -> None:
 def nested(tensors: Sequence[Any]) -> Any:
     """Return ComfyUI's `NestedTensor` of ``tensors``."""
     return NestedTensor(tensors)
+
+
+def video_file(video: Any) -> str | BytesIO | None:
+    """Return the file of a VIDEO, None of one that is trimmed or was made of images: that has no file of its own."""
+    if not isinstance(video, InputImpl.VideoFromFile):
+        return None
+    window = getattr(video, "get_active_trim_window", None)
+    if window is None:
+        # Versions that could trim before they could tell; those before them trim nothing.
+        return None if hasattr(video, "as_trimmed") else video.get_stream_source()
+    return None if any(window()) else video.get_stream_source()
 
 
 def engine_home() -> Path:

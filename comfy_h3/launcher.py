@@ -5,7 +5,8 @@ ready file. The engine stops when its stdin ends, so that it cannot outlive this
 output goes to a log file whose end is in every error. Knows nothing of ComfyUI.
 
 A new engine takes the place of idle ones of other configurations on the same kind of device: two models rarely fit one
-accelerator. One that works on a job, or that a node waits for (`using`), stays.
+accelerator. One that works on a job, or that a node waits for (`using`), stays, and so does one that serves other
+stages: whoever splits the encoders from the generator uses both in turn.
 
 Raises `ConfigError` when no Python can run the engine, `EngineDeadError` when the engine exits.
 """
@@ -82,6 +83,7 @@ class EngineSpec:
         device: ``auto``, ``cpu``, ``cuda``, ``xpu`` or ``npu``.
         dtype: ``auto``, ``fp32`` or ``bf16``.
         parallel: how the ranks share the work.
+        stages: that it serves; empty for all.
     """
 
     url: str = ""
@@ -90,6 +92,7 @@ class EngineSpec:
     device: str = "auto"
     dtype: str = "auto"
     parallel: ParallelSpec = ParallelSpec()
+    stages: tuple[str, ...] = ()
 
     @property
     def model_name(self) -> str:
@@ -209,6 +212,7 @@ class LocalEngine:
         spec = self.spec
         options = ["--model", model, "--port", "0", "--ready-file", str(ready), "--stop-on-eof"]
         options += ["--device", spec.device, "--dtype", spec.dtype, *spec.parallel.flags()]
+        options += ["--stages", ",".join(spec.stages)] if spec.stages else []
         return [*options, "--nproc-per-node", str(spec.ranks)] if spec.ranks else options
 
     def _wait_for(self, ready: Path) -> Address:
@@ -285,13 +289,18 @@ def using(spec: EngineSpec) -> Iterator[None]:
 
 def _make_room(spec: EngineSpec) -> tuple[LocalEngine, ...]:
     """Stop the idle engines on the same kind of device as ``spec``; return those that are not idle."""
-    rivals = [engine for other, engine in _engines.items() if _kind(other) == _kind(spec) and engine.is_usable]
+    rivals = [engine for other, engine in _engines.items() if _are_rivals(other, spec) and engine.is_usable]
     busy = tuple(engine for engine in rivals if _users[engine.spec] > 0 or engine.is_busy)
     for engine in [engine for engine in rivals if engine not in busy]:
         log.info("stopping the idle engine of %s to make room", engine.spec.model)
         engine.stop()
         del _engines[engine.spec]
     return busy
+
+
+def _are_rivals(one: EngineSpec, other: EngineSpec) -> bool:
+    share_work = not (one.stages and other.stages) or not set(one.stages).isdisjoint(other.stages)
+    return _kind(one) == _kind(other) and share_work
 
 
 def _kind(spec: EngineSpec) -> str:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from ..engine.contract.geometry import AUDIO_LATENTS_PER_SECOND
 from ..engine.contract.messages import Event, Queued, StageStarted, Step
 from ..engine.contract.words import bytes_in_words
 
 _STAGES = {
     "encode_prompt": "Encoding the prompt",
+    "encode_media": "Encoding pictures and sound",
     "denoise": "Sampling",
     "decode_video": "Decoding the video",
     "decode_audio": "Decoding the sound",
 }
 _REASONS = {
     "busy": "the engine works on another job",
+    "media": "the engine reads the pictures and sound",
     "loading": "the engine is loading",
     "restarting": "the engine is restarting",
 }
+_LABELS = {"image": ["Picture"], "video": ["Video"], "video_audio": ["Audio", "Video"], "audio": ["Audio"]}
+"""Kind of a reference → its names in the prompt, in their order there."""
 """Reason of `Queued` → words; with any other one the job starts at once and nothing is shown."""
 
 
@@ -45,6 +51,30 @@ def event_text(event: Event) -> str | None:
         unit = "step" if event.stage == "denoise" else "part"
         return f"{_STAGES.get(event.stage, event.stage)}: {unit} {event.step} of {event.total}{left}"
     return None
+
+
+def references_text(facts: Mapping[str, Any]) -> str:
+    """Return what came of the references: how the prompt calls each, its size, rows and share of the sequence.
+
+    Args:
+        facts: of the job that encoded them.
+    """
+    numbers: Counter[str] = Counter()
+    lines = []
+    for reference in facts.get("references") or ():
+        labels = _LABELS[reference["kind"]]
+        for label in labels:
+            numbers[label] += 1
+        sizes = []
+        if reference.get("width"):
+            sizes.append(f"{reference['width']}x{reference['height']}")
+        if "Video" in labels:
+            sizes.append(f"{reference['frames']} frames")
+        if reference.get("audio_latents"):
+            sizes.append(f"{reference['audio_latents'] / AUDIO_LATENTS_PER_SECOND:.2f} s of sound")
+        named = " and ".join(f"<{label} {numbers[label]}>" for label in labels)
+        lines.append(f"{named}: {', '.join(sizes)}, {reference['rows']} rows ({reference['share']:.1%})")
+    return "\n".join(lines)
 
 
 def _clock(seconds: float) -> str:

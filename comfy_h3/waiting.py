@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -54,9 +54,18 @@ async def ready_engine(spec: EngineSpec) -> ReadyEngine:
 
 
 async def run_job(
-    spec: EngineSpec, request: Request, parts: Mapping[str, bytes] | None = None, *, notes: Sequence[str] = ()
+    spec: EngineSpec,
+    request: Request,
+    parts: Mapping[str, bytes] | None = None,
+    *,
+    notes: Sequence[str] = (),
+    report: Callable[[dict[str, Any]], str] = lambda _: "",
 ) -> Result:
-    """Run a job on the engine of ``spec``; ``notes`` are shown on the node beside the engine's warnings.
+    """Run a job on the engine of ``spec``.
+
+    Args:
+        notes: shown on the node beside the engine's warnings.
+        report: of the finished job's facts, makes the text to show of its result.
 
     Raises:
         EngineError: the job's error, or why the engine cannot be used.
@@ -65,7 +74,9 @@ async def run_job(
     for note in notes:
         shown.note(note)
     with using(spec):
-        return await _interruptible(_run(spec, request, parts or {}, shown))
+        result = await _interruptible(_run(spec, request, parts or {}, shown))
+    shown.text("\n".join(filter(None, [f"Done in {result.seconds:.1f} s", report(result.facts)])))
+    return result
 
 
 async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
@@ -152,7 +163,6 @@ async def _run(spec: EngineSpec, request: Request, parts: Mapping[str, bytes], s
             error.remedy = f"{error.remedy or ''} The engine's log is {engine.local.log}.".lstrip()
         raise
     await shown.display.progress(1.0)
-    shown.text(f"Done in {result.seconds:.1f} s")
     return result
 
 

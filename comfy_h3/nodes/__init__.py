@@ -5,9 +5,12 @@ from __future__ import annotations
 from comfy_api.latest import ComfyExtension, io
 
 from .decode import H3EngineDecode, H3EngineDecodeToVideo
-from .encode import H3EngineTextEncode
+from .encode import H3EngineEncodeMedia, H3EngineTextEncode
 from .engine import H3EngineConnect
+from .guide import H3EngineGuide
+from .keyframes import H3EngineKeyframes
 from .latents import H3EngineEmptyLatent
+from .references import H3EngineReferenceAudio, H3EngineReferenceImage, H3EngineReferenceVideo
 from .sample import H3EngineSampler
 
 
@@ -23,4 +26,10 @@ class H3EngineExtension(ComfyExtension):  # type: ignore[misc]
             H3EngineSampler,
             H3EngineDecode,
             H3EngineDecodeToVideo,
+            H3EngineKeyframes,
+            H3EngineReferenceImage,
+            H3EngineReferenceVideo,
+            H3EngineReferenceAudio,
+            H3EngineGuide,
+            H3EngineEncodeMedia,
         ]

@@ -10,7 +10,10 @@ from typing import Any
 
 from comfy_api.latest import io
 
+from ...engine.contract.errors import RequestError
+from ...engine.contract.geometry import FPS
 from .. import errors, host
+from ..media import Clip, check_audio, check_images
 
 CATEGORY = "MiniMax H3/Engine"
 Engine = io.Custom("H3_ENGINE")
@@ -21,15 +24,67 @@ def engine_input() -> Any:
     return Engine.Input("engine", tooltip="The engine that does the work, from H3 Engine Connect.")
 
 
+def clip_inputs(images: str, *, what: str) -> list[Any]:
+    """Return the inputs of a clip: ``video``, pictures under the name ``images``, ``audio`` and ``fps``."""
+    return [
+        io.Video.Input("video", optional=True, tooltip=f"{what}, with its own sound."),
+        io.Image.Input(images, optional=True, tooltip=f"{what}, as pictures; in place of a video."),
+        io.Audio.Input("audio", optional=True, tooltip="Its sound; with a video, in place of the video's own."),
+        io.Float.Input(
+            "fps",
+            default=float(FPS),
+            min=1.0,
+            max=1000.0,
+            step=0.01,
+            optional=True,
+            tooltip="Pictures a second; a video has a rate of its own.",
+            **known_keywords(io.Float.Input, advanced=True),
+        ),
+    ]
+
+
+def clip_of(*, video: Any, images: tuple[str, Any], audio: Any, fps: float) -> Clip:
+    """Return what is connected to `clip_inputs`, or only a sound.
+
+    Args:
+        images: name of the input and what is connected.
+
+    Raises:
+        RequestError: for both a video and pictures, and for what is empty.
+    """
+    name, pictures = images
+    if audio is not None:
+        check_audio(audio, name="audio")
+    if video is None:
+        found = None if pictures is None else check_images(pictures, name=name)
+        return Clip(found, fps, audio=audio)
+    if pictures is not None:
+        raise RequestError(
+            "out_of_range",
+            f"Both video and {name} are connected.",
+            field=name,
+            value=list(pictures.shape),
+            remedy="Connect one of them.",
+        )
+    file = host.video_file(video)
+    if file is not None:
+        return Clip(file=file, audio=audio)
+    parts = video.get_components()
+    return Clip(check_images(parts.images, name="video"), float(parts.frame_rate), audio=audio or parts.audio)
+
+
 @contextmanager
-def node_errors() -> Iterator[None]:
+def node_errors(**inputs: str) -> Iterator[None]:
     """Turn the contract's errors into `NodeError`, and leave the end of a run that failed as the text on its node.
+
+    Args:
+        inputs: input of the node → start of the field on the wire that it is there.
 
     Raises:
         NodeError: for every `EngineError` raised inside.
     """
     try:
-        with errors.node_errors():
+        with errors.node_errors({start: name for name, start in inputs.items()}):
             yield
     except host.Interrupted:
         host.NodeDisplay().text("Cancelled")

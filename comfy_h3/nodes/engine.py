@@ -19,6 +19,12 @@ from .parallel import MAX_RANKS, check_parallel, parallel_inputs
 
 _DEVICES = ["auto", "cpu", "cuda", "xpu", "npu"]
 _DTYPES = ["auto", "bf16", "fp32"]
+_ALL = "all"
+_STAGES: dict[str, tuple[str, ...]] = {
+    _ALL: (),
+    "encoders": ("encode_prompt", "encode_media"),
+    "generator": ("denoise", "decode_video", "decode_audio"),
+}
 _DEMO_RANKS = 2
 _ASK_SECONDS = 2.0
 
@@ -81,6 +87,15 @@ class H3EngineConnect(io.ComfyNode):  # type: ignore[misc]
                     **known_keywords(io.Combo.Input, advanced=True),
                 ),
                 *parallel_inputs(),
+                io.Combo.Input(
+                    "stages",
+                    options=list(_STAGES),
+                    default=_ALL,
+                    optional=True,
+                    tooltip="What the engine loads: all; the encoders alone, of prompts, pictures and sound; or the "
+                    "generator alone, which samples and decodes. Two such engines share one graph.",
+                    **known_keywords(io.Combo.Input, advanced=True),
+                ),
             ],
             outputs=[Engine.Output("h3_engine", display_name="ENGINE")],
         )
@@ -95,6 +110,7 @@ class H3EngineConnect(io.ComfyNode):  # type: ignore[misc]
         ranks: int = 0,
         device: str = "auto",
         dtype: str = "auto",
+        stages: str = _ALL,
         **parallel: Any,
     ) -> io.NodeOutput:
         """Return the engine's description; ``parallel`` are fields of `ParallelSpec`."""
@@ -103,6 +119,7 @@ class H3EngineConnect(io.ComfyNode):  # type: ignore[misc]
                 return io.NodeOutput(await _attached(check_url(url)))
             _check_choice("device", device, _DEVICES)
             _check_choice("dtype", dtype, _DTYPES)
+            _check_choice("stages", stages, list(_STAGES))
             if not 0 <= ranks <= MAX_RANKS:
                 raise RequestError(
                     "out_of_range",
@@ -114,7 +131,9 @@ class H3EngineConnect(io.ComfyNode):  # type: ignore[misc]
             layout = ParallelSpec(**parallel)
             check_parallel(layout, ranks=ranks)
             folder = _find_model(model, _unquoted(model_path))
-        spec = EngineSpec(model=folder, ranks=ranks, device=device, dtype=dtype, parallel=layout)
+        spec = EngineSpec(
+            model=folder, ranks=ranks, device=device, dtype=dtype, parallel=layout, stages=_STAGES[stages]
+        )
         if folder == DEMO:
             return io.NodeOutput(_demo(spec))
         host.NodeDisplay().text(f"Model: {spec.model_name}")

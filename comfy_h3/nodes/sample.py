@@ -6,16 +6,19 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from ...engine.contract.checks import check_latent_shapes
+from ...engine.contract.conditions import check_conditions
 from ...engine.contract.limits import DEFAULT_STEPS, MAX_SEED, MAX_STEPS, PAD_MULTIPLE
 from ...engine.contract.requests import Denoise
+from ...engine.contract.tensors import check_latent_shapes
 from .. import host
-from ..convert import conditioning_to_part, latent_streams, part_to_streams, whole_frames
+from ..conditioning import Conditioning, to_wire
+from ..convert import latent_streams, part_header, part_to_streams, whole_frames
 from ..launcher import EngineSpec
 from ..waiting import ready_engine, run_job
 from .common import engine_input, known_keywords, node_errors, schema
 
 _MAX_PAD_SEQ_LEN = 2**20
+_MAX_OUTPUTS = 10
 
 
 class H3EngineSampler(io.ComfyNode):  # type: ignore[misc]
@@ -30,8 +33,10 @@ class H3EngineSampler(io.ComfyNode):  # type: ignore[misc]
             description="Makes the latents of a video and its sound, on all ranks of the engine.",
             inputs=[
                 engine_input(),
-                io.Conditioning.Input("conditioning", tooltip="The prompt, from H3 Engine Text Encode."),
-                io.Latent.Input("latent", tooltip="Size and duration, from H3 Engine Empty Latent."),
+                io.Conditioning.Input(
+                    "conditioning", tooltip="The prompt, from H3 Engine Text Encode or H3 Engine Guide."
+                ),
+                io.Latent.Input("latent", tooltip="Size and duration, from H3 Engine Empty Latent or Keyframes."),
                 io.Int.Input(
                     "steps",
                     default=DEFAULT_STEPS,
@@ -60,8 +65,24 @@ class H3EngineSampler(io.ComfyNode):  # type: ignore[misc]
                     "length, it keeps an engine with 'compile' from compiling again. It does not change the video.",
                     **known_keywords(io.Int.Input, advanced=True),
                 ),
+                io.Int.Input(
+                    "num_outputs",
+                    default=1,
+                    min=1,
+                    max=_MAX_OUTPUTS,
+                    optional=True,
+                    tooltip="How many videos to make in one go: of seed, seed + 1, seed + 2, … "
+                    "The nodes behind run once for each.",
+                ),
             ],
-            outputs=[io.Latent.Output("samples", display_name="LATENT", tooltip="Video and sound, sampled.")],
+            outputs=[
+                io.Latent.Output(
+                    "samples",
+                    display_name="LATENT",
+                    is_output_list=True,
+                    tooltip="Video and sound, sampled; a list, with one entry an output.",
+                )
+            ],
         )
 
     @classmethod
@@ -69,24 +90,37 @@ class H3EngineSampler(io.ComfyNode):  # type: ignore[misc]
         cls,
         *,
         engine: EngineSpec,
-        conditioning: list[list[Any]],
+        conditioning: Conditioning,
         latent: dict[str, Any],
         steps: int,
         seed: int,
         pad_seq_len: int = 0,
+        num_outputs: int = 1,
     ) -> io.NodeOutput:
-        """Return the sampled latent."""
+        """Return the sampled latents, a list."""
         with node_errors():
             video, audio = latent_streams(latent)
             frames = whole_frames(video)
-            part = conditioning_to_part(conditioning)
+            sent = to_wire(conditioning)
             facts = (await ready_engine(engine)).facts
             check_latent_shapes(tuple(video.shape), tuple(audio.shape), facts)
             height, width = (side * facts.spatial_ratio for side in video.shape[3:])
-            request = Denoise("denoise", width, height, frames, steps, seed, pad_seq_len or None)
+            request = Denoise(
+                "denoise",
+                width,
+                height,
+                frames,
+                steps,
+                seed,
+                pad_seq_len or None,
+                conditions=sent.conditions,
+                references=sent.references,
+                num_outputs=num_outputs,
+            )
+            check_conditions(request, part_header(sent.part, name="conditioning"), facts)
             notes = []
             if any(stream.count_nonzero() for stream in (video, audio)):
                 notes.append("only the latent's size and duration are used, not its content: it has no mask.")
-            result = await run_job(engine, request, {"conditioning": part}, notes=notes)
-            samples = part_to_streams(result.pieces["latents"][0])
-        return io.NodeOutput({"samples": host.nested(samples)})
+            result = await run_job(engine, request, {"conditioning": sent.part}, notes=notes)
+            samples = [part_to_streams(piece) for piece in result.pieces["latents"]]
+        return io.NodeOutput([{"samples": host.nested(streams)} for streams in samples])

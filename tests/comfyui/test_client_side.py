@@ -98,6 +98,16 @@ def test_a_field_of_a_part_is_the_input_that_brought_it(module: Any) -> None:
     assert errors.NodeError(error).field == "conditioning"
 
 
+def test_a_node_names_a_field_as_its_own_input(module: Any) -> None:
+    errors, contract = module("comfy_h3.errors"), module("engine.contract.errors")
+    inputs = {"request.guides[0].frame": "position", "request.guides[0]": "video"}
+    for field, name in [("frame", "position"), ("media", "video"), ("media.part", "video")]:
+        error = contract.RequestError("out_of_range", "No.", field=f"request.guides[0].{field}", value=3, remedy="X.")
+        assert errors.NodeError(error, inputs).field == name
+    other = contract.RequestError("out_of_range", "No.", field="request.width", value=3, remedy="X.")
+    assert errors.NodeError(other, inputs).field == "width"
+
+
 def test_what_is_not_the_contracts_passes_through(module: Any) -> None:
     with pytest.raises(KeyboardInterrupt), module("comfy_h3.errors").node_errors():
         raise KeyboardInterrupt
@@ -125,6 +135,23 @@ def test_a_waiting_job_says_for_what(module: Any) -> None:
         "Waiting, number 2 in the queue: the engine works on another job"
     )
     assert texts.event_text(messages.Queued(1, "ready")) is None
+
+
+def test_references_are_told_with_their_names_sizes_rows_and_shares(module: Any) -> None:
+    clip = {"width": 64, "height": 96, "frames": 39, "audio_latents": 90, "rows": 228, "share": 0.2}
+    facts = {
+        "references": [
+            {"kind": "audio", "audio_latents": 80, "rows": 160, "share": 0.1},
+            {"kind": "image", "width": 96, "height": 64, "frames": 1, "rows": 6, "share": 0.004},
+            {"kind": "video_audio", **clip},
+        ]
+    }
+    assert module("comfy_h3.texts").references_text(facts).splitlines() == [
+        "<Audio 1>: 2.00 s of sound, 160 rows (10.0%)",
+        "<Picture 1>: 96x64, 6 rows (0.4%)",
+        "<Audio 2> and <Video 1>: 64x96, 39 frames, 2.25 s of sound, 228 rows (20.0%)",
+    ]
+    assert module("comfy_h3.texts").references_text({}) == ""
 
 
 def test_only_what_differs_from_the_engines_defaults_is_given_to_it(module: Any) -> None:

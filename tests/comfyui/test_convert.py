@@ -32,21 +32,6 @@ def pair(frames: int = 7, audio: int = 37) -> dict[str, Any]:
     return {"samples": Nested(torch.randn(1, 24, frames, 4, 4), torch.randn(1, 32, 2, audio))}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_conditioning_comes_back_bit_equal(convert: Any, dtype: torch.dtype) -> None:
-    embeds, tags = torch.randn(1, 5, 8).to(dtype), torch.tensor([1, 1, 0, 0, 1])
-    part = convert.conditioning_to_part([[embeds, {"minimax_token_tags": tags}]])
-    ((back, extra),) = convert.part_to_conditioning(bytearray(part))
-    assert back.dtype == dtype
-    assert torch.equal(back, embeds)
-    assert torch.equal(extra["minimax_token_tags"], tags)
-
-
-def test_a_conditioning_without_tags_is_all_text(convert: Any) -> None:
-    part = convert.conditioning_to_part([[torch.randn(1, 3, 8), {}]])
-    assert convert.read_part(bytearray(part), name="x")["token_tags"].tolist() == [1, 1, 1]
-
-
 def test_both_streams_of_a_latent_come_back_bit_equal(convert: Any) -> None:
     latent = pair()
     video, audio = convert.part_to_streams(bytearray(convert.latent_to_part(latent)))
@@ -75,21 +60,6 @@ def test_a_latent_of_another_kind_is_refused(convert: Any, latent: dict[str, Any
         convert.latent_to_part(latent)
     assert caught.value.code == code
     assert caught.value.remedy
-
-
-@pytest.mark.parametrize(
-    ("conditioning", "code"),
-    [
-        ([[torch.zeros(1, 3, 8), {}], [torch.zeros(1, 3, 8), {}]], "bad_tensor"),
-        ([[torch.zeros(2, 3, 8), {}]], "bad_tensor"),
-        ([[torch.zeros(1, 3, 8), {"minimax_keyframes": [{}]}]], "unknown_field"),
-        ([[torch.zeros(1, 3, 8), {"minimax_refs": [{}]}]], "unknown_field"),
-    ],
-)
-def test_a_conditioning_that_cannot_be_used_is_refused(convert: Any, conditioning: Any, code: str) -> None:
-    with pytest.raises(Exception, match=r"\w") as caught:
-        convert.conditioning_to_part(conditioning)
-    assert caught.value.code == code
 
 
 @pytest.mark.parametrize(("latents", "frames"), [(2, 5), (7, 22), (37, 124)])

@@ -67,6 +67,20 @@ def test_an_engine_in_use_stays_and_the_new_one_knows_it(launcher: Any, tmp_path
     assert not second.is_usable
 
 
+def test_encoders_and_a_generator_stay_beside_each_other_but_not_beside_an_engine_of_all(
+    launcher: Any, tmp_path: Path
+) -> None:
+    encoders = _start(launcher, tmp_path, stages=("encode_prompt", "encode_media"))
+    generator = _start(launcher, tmp_path, stages=("denoise", "decode_video", "decode_audio"))
+    assert encoders.is_usable
+    others = _start(launcher, tmp_path, stages=("encode_prompt", "encode_media"), dtype="bf16")
+    assert not encoders.is_usable
+    assert generator.is_usable
+    _start(launcher, tmp_path)
+    assert not others.is_usable
+    assert not generator.is_usable
+
+
 def test_all_engines_are_told_to_stop_before_one_is_waited_for(launcher: Any, tmp_path: Path) -> None:
     engines = [_start(launcher, tmp_path, device=device) for device in ("cpu", "auto")]
     began = time.monotonic()
