@@ -1,15 +1,15 @@
 """Reading a MiniMax-H3 checkpoint folder (diffusers' layout) without torch.
 
 `open_checkpoint` reads JSON files and safetensors headers only, so that a wrong folder stops the engine before any
-rank starts. Promise: every tensor a rank will read is there, of a known type, inside its file. Files that hold only
-tensors nobody reads (the text encoder's layers after the 50th) are not opened and may be absent.
-Raises `ConfigError` (``checkpoint_missing``, ``checkpoint_invalid``) naming what is wrong and what to do.
+rank starts. Promise: every tensor a rank will read is there, of a known type, inside its file. Components that the
+served stages do not need may be absent, as may files that hold only tensors nobody reads: the text encoder's layers
+after the 50th, the half of a VAE that only encodes or only decodes.
+Raises `ConfigError` (``checkpoint_missing``, ``checkpoint_invalid``, ``remote_code_refused``, ``config_conflict``)
+naming what is wrong and what to do.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,42 +19,34 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from .contract import geometry
-from .contract.errors import ConfigError, RequestError
-from .contract.framing import TensorInfo, read_header
+from .checkpoint_code import OwnCode, find_own_code
+from .checkpoint_facts import TEXT_LAYERS, read_facts
+from .checkpoint_files import StoredTensor, invalid, missing, read_json, read_tensors_of
+from .contract.errors import ConfigError
 from .contract.limits import ModelFacts
 from .contract.requests import STAGES
+from .rank_options import COMPONENTS, PARTITIONS, ModelOptions
 
-TEXT_LAYERS = 50
-"""Decoder layers of the text encoder that are run: its hidden state 50 is the conditioning."""
 COMPONENTS_OF: dict[str, tuple[str, ...]] = {
     "encode_prompt": ("text_encoder",),
     "encode_media": ("vae", "audio_vae"),
-    "denoise": ("transformer",),
+    "denoise": PARTITIONS,
     "decode_video": ("vae",),
     "decode_audio": ("audio_vae",),
 }
 """The components with weights that each stage needs."""
-PARTITIONS = ("transformer", "transformer_ref")
 _FOLDERS_OF = {"encode_prompt": ("tokenizer",), "denoise": ("scheduler", "audio_scheduler")}
+_SMALL_FILES = {"tokenizer": "tokenizer.json"}
 _INDEX = "modular_model_index.json"
-_WEIGHTS = ("diffusion_pytorch_model.safetensors", "model.safetensors")
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-_DTYPES = ("F32", "BF16", "F16", "F64", "I64", "I32")
-_UNREAD = re.compile(r"lm_head\.|model\.language_model\.norm\.|model\.language_model\.layers\.(\d+)\.")
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """A tensor that will be read: its header entry and the file that holds it."""
-
-    info: TensorInfo
-    file: Path
-
-    @property
-    def bytes(self) -> int:
-        """Bytes in the file."""
-        return self.info.end - self.info.start
+_HALVES: dict[str, dict[str, tuple[str, ...]]] = {
+    "vae": {"encode_media": ("encoder", "quant_conv"), "decode_video": ("decoder", "post_quant_conv")},
+    "audio_vae": {
+        "encode_media": ("encoder", "pre_block", "mean_proj", "logs_proj"),
+        "decode_audio": ("dec_in_proj", "decoder"),
+    },
+}
+"""The children of a VAE that one stage alone needs."""
+_UNREAD_TEXT = re.compile(r"lm_head\.|model\.language_model\.norm\.|model\.language_model\.layers\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -62,20 +54,33 @@ class Component:
     """A component with weights.
 
     Attributes:
-        name: ``transformer``, ``vae``, ``audio_vae`` or ``text_encoder``.
+        name: one of `rank_options.WEIGHTED`.
         folder: its folder. config: its ``config.json``.
         tensors: what will be read, by name; never the text encoder's unneeded layers, final norm and head.
+        left_out: children of the model that no served stage needs; their tensors are not read.
+        own_code: code that it brings and that the operator trusts.
     """
 
     name: str
     folder: Path
     config: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]
+    left_out: tuple[str, ...] = ()
+    own_code: OwnCode | None = None
 
     @property
     def bytes(self) -> int:
         """Bytes that will be read."""
         return sum(tensor.bytes for tensor in self.tensors.values())
+
+
+@dataclass(frozen=True)
+class SmallComponent:
+    """A component without weights: ``tokenizer``, ``processor`` or a scheduler."""
+
+    name: str
+    folder: Path
+    own_code: OwnCode | None = None
 
 
 @dataclass(frozen=True)
@@ -85,22 +90,24 @@ class Checkpoint:
     Attributes:
         folder: the checkpoint's folder.
         facts: what its configurations say; the released values for components that it lacks.
-        partitions: which of `PARTITIONS` are there.
+        partitions: which of `PARTITIONS` are loaded.
         components: the components with weights that the served stages need, by name.
+        small: those without weights, by name; ``processor``, which only pictures need, may be absent.
     """
 
     folder: Path
     facts: ModelFacts
     partitions: tuple[str, ...]
     components: Mapping[str, Component]
+    small: Mapping[str, SmallComponent]
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
-        path = self.folder / "tokenizer" / "tokenizer.json"
+        path = self.small["tokenizer"].folder / "tokenizer.json"
         try:
             return Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception for every fault
-            raise _invalid("tokenizer/tokenizer.json", str(error), "The tokenizer cannot be read.") from error
+            raise invalid("tokenizer/tokenizer.json", str(error), "The tokenizer cannot be read.") from error
 
     @cached_property
     def _longest_token(self) -> int:
@@ -122,209 +129,98 @@ class Checkpoint:
         return len(self._tokenizer.encode_batch_fast([prompt], add_special_tokens=False)[0].ids)
 
 
-def open_checkpoint(folder: str | Path, *, stages: Iterable[str] = STAGES) -> Checkpoint:
+def open_checkpoint(
+    folder: str | Path, *, stages: Iterable[str] = STAGES, options: ModelOptions | None = None
+) -> Checkpoint:
     """Open the checkpoint in ``folder`` for ``stages``.
 
     Raises:
-        ConfigError: ``checkpoint_missing`` or ``checkpoint_invalid``.
+        ConfigError: ``checkpoint_missing``, ``checkpoint_invalid``, ``remote_code_refused``, or ``config_conflict`` for
+            options that name a component which these stages do not need.
     """
-    folder = Path(folder)
+    folder, options, stages = Path(folder), options or ModelOptions(), tuple(stages)
     if not folder.is_dir():
-        raise _missing("model", folder, "The model folder does not exist.")
-    stages = tuple(stages)
-    needed = [name for stage in stages for name in COMPONENTS_OF[stage]]
-    plain = [name for stage in stages for name in _FOLDERS_OF.get(stage, ())]
-    index = _read_json(folder, _INDEX)
-    _check_folders(folder, [*needed, *plain])
-    for name in plain:
-        _read_json(folder, f"{name}/{'tokenizer.json' if name == 'tokenizer' else 'scheduler_config.json'}")
-    facts = _read_facts(folder, index)
-    components = {name: _open_component(folder, name) for name in needed}
-    partitions = tuple(name for name in PARTITIONS if (folder / name / "config.json").is_file())
-    return Checkpoint(folder, facts, partitions, components)
+        raise missing(folder, "The model folder does not exist.")
+    folders = {name: Path(options.component_dirs.get(name, folder / name)) for name in COMPONENTS}
+    partitions = _pick_partitions(folders, options.partitions) if "denoise" in stages else ()
+    needed = [name for name in needed_components(stages) if name not in PARTITIONS or name in partitions]
+    small = [name for stage in stages for name in _FOLDERS_OF.get(stage, ())]
+    if "encode_prompt" in stages and ("processor" in options.component_dirs or folders["processor"].is_dir()):
+        small.append("processor")
+    _check_options(options, stages, needed=[*needed, *small])
+    index = read_json(folder / _INDEX, _INDEX)
+    _check_folders(folder, options, {name: folders[name] for name in [*needed, *small]})
+    code = {
+        name: find_own_code(name, folders[name], index.get(name), trusted=options.own_code)
+        for name in [*needed, *small]
+    }
+    for name in small:
+        if name != "processor":
+            file = _SMALL_FILES.get(name, "scheduler_config.json")
+            read_json(folders[name] / file, f"{name}/{file}")
+    return Checkpoint(
+        folder,
+        read_facts(index, folders),
+        partitions,
+        {name: _open_component(name, folders[name], stages, code[name]) for name in needed},
+        {name: SmallComponent(name, folders[name], code[name]) for name in small},
+    )
 
 
-def _check_folders(folder: Path, names: list[str]) -> None:
-    absent = [f"{name}/" for name in names if not (folder / name).is_dir()]
+def needed_components(stages: Iterable[str]) -> tuple[str, ...]:
+    """Return the components with weights that ``stages`` need, each once."""
+    return tuple(dict.fromkeys(name for stage in stages for name in COMPONENTS_OF[stage]))
+
+
+def _pick_partitions(folders: Mapping[str, Path], asked: tuple[str, ...] | None) -> tuple[str, ...]:
+    if asked is not None:
+        return asked
+    there = tuple(name for name in PARTITIONS if folders[name].is_dir())
+    # Without any, the first is what is told to be missing.
+    return there if PARTITIONS[0] in there else (PARTITIONS[0], *there)
+
+
+def _check_options(options: ModelOptions, stages: tuple[str, ...], *, needed: list[str]) -> None:
+    served = f"--stages {','.join(stages)}"
+    if options.partitions is not None and "denoise" not in stages:
+        raise ConfigError(
+            "config_conflict",
+            f"With {served} no transformer is loaded.",
+            field="partitions",
+            value=",".join(options.partitions),
+            remedy="Leave --partitions out, or serve denoise.",
+        )
+    for name, path in options.component_dirs.items():
+        if name not in needed:
+            why = "with these --partitions" if name in PARTITIONS and "denoise" in stages else f"with {served}"
+            raise ConfigError(
+                "config_conflict",
+                f"A folder is given for {name}, which is not loaded {why}.",
+                field="component_dir",
+                value=f"{name}={path}",
+                remedy=f"Leave --component-dir {name}=… out, or serve a stage that needs {name}.",
+            )
+
+
+def _check_folders(folder: Path, options: ModelOptions, folders: Mapping[str, Path]) -> None:
+    for name in options.component_dirs:
+        if not folders[name].is_dir():
+            raise missing(folders[name], f"The folder given for {name} does not exist.", field="component_dir")
+    absent = [f"{name}/" for name, path in folders.items() if not path.is_dir()]
     if absent:
-        raise _missing("model", folder, f"The model folder lacks {', '.join(absent)}.")
+        raise missing(folder, f"The model folder lacks {', '.join(absent)}.")
 
 
-def _read_json(folder: Path, name: str) -> dict[str, Any]:
-    try:
-        data = json.loads((folder / name).read_bytes())
-    except FileNotFoundError as error:
-        raise _missing("model", folder, f"The model folder lacks {name}.") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise _invalid(name, str(error), f"{name} is not readable JSON.") from error
-    if not isinstance(data, dict):
-        raise _invalid(name, type(data).__name__, f"{name} is not a JSON object.")
-    return data
-
-
-def _read_facts(folder: Path, index: dict[str, Any]) -> ModelFacts:
-    """Gather the facts, and check that the components present fit each other and the geometry of H3."""
-    facts: dict[str, Any] = {key: index[key] for key in ("canvas_short_edge", "canvas_max_pixels") if key in index}
-    for name, reader in _FACTS_OF.items():
-        if not (folder / name / "config.json").is_file():
-            continue
-        config = _read_json(folder, f"{name}/config.json")
-        try:
-            found = reader(config)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise _invalid(
-                f"{name}/config.json", repr(error), f"{name}/config.json lacks a value or has one of a wrong type."
-            ) from error
-        for key, value in found.items():
-            if facts.setdefault(key, value) != value:
-                raise _invalid(
-                    f"{name}/config.json", value, f"{name} has {key} {value}, another component {facts[key]}."
-                )
-    return ModelFacts(**facts)
-
-
-def _transformer_facts(config: dict[str, Any]) -> dict[str, Any]:
-    patch = config["patch_size"]
-    _expect("transformer", "patch_size", list(patch), [1, patch[1], patch[1]])
-    return {
-        "latent_channels": config["in_channels"],
-        "audio_latent_channels": config["audio_in_channels"],
-        "text_dim": config["text_dim"],
-        "patch": patch[1],
-        "heads": config["num_attention_heads"],
-    }
-
-
-def _vae_facts(config: dict[str, Any]) -> dict[str, Any]:
-    _expect("vae", "clip_length", config.get("clip_length", geometry.FRAMES_PER_CHUNK), geometry.FRAMES_PER_CHUNK)
-    _expect("vae", "token_drop", config.get("token_drop", 3), 3)
-    _expect("vae", "temporal_downsample_factors", math.prod(config["temporal_downsample_factors"]), 4)
-    return {
-        "latent_channels": config["latent_channels"],
-        "spatial_ratio": math.prod(config["spatial_downsample_factors"]),
-    }
-
-
-def _audio_vae_facts(config: dict[str, Any]) -> dict[str, Any]:
-    _expect("audio_vae", "encoder_rates", math.prod(config["encoder_rates"]), geometry.SAMPLES_PER_AUDIO_LATENT)
-    _expect("audio_vae", "sampling_rate", config["sampling_rate"], geometry.SAMPLE_RATE)
-    return {"audio_latent_channels": config["latent_channels"], "sample_rate": config["sampling_rate"]}
-
-
-def _text_encoder_facts(config: dict[str, Any]) -> dict[str, Any]:
-    layers = config["text_config"]["num_hidden_layers"]
-    if layers <= TEXT_LAYERS:
-        raise _invalid(
-            "text_encoder/config.json",
-            layers,
-            f"The text encoder has {layers} layers; the conditioning is its state {TEXT_LAYERS} before the final norm.",
-        )
-    text = config["text_config"]
-    return {"text_dim": text["hidden_size"], "text_kv_heads": text["num_key_value_heads"]}
-
-
-_FACTS_OF = {
-    "transformer": _transformer_facts,
-    "vae": _vae_facts,
-    "audio_vae": _audio_vae_facts,
-    "text_encoder": _text_encoder_facts,
-}
-
-
-def _expect(component: str, key: str, value: object, wanted: object) -> None:
-    if value != wanted:
-        raise _invalid(f"{component}/config.json", value, f"{key} of a MiniMax-H3 {component} comes to {wanted}.")
-
-
-def _open_component(folder: Path, name: str) -> Component:
-    config = _read_json(folder, f"{name}/config.json")
-    tensors: dict[str, StoredTensor] = {}
-    for file, wanted in _weight_files(folder, name).items():
-        infos = _read_tensors(file, f"{name}/{file.name}")
-        for tensor in infos if wanted is None else wanted:
-            if not _is_read(name, tensor):
-                continue
-            if tensor not in infos:
-                raise _invalid(
-                    f"{name}/{file.name}", tensor, f"The index puts {tensor} into {file.name}, which lacks it."
-                )
-            if infos[tensor].dtype not in _DTYPES:
-                raise _invalid(
-                    f"{name}/{file.name}",
-                    tensor,
-                    f"{tensor} has the type {infos[tensor].dtype}; quantised checkpoints are not supported.",
-                )
-            tensors[tensor] = StoredTensor(infos[tensor], file)
-    return Component(name, folder / name, config, tensors)
-
-
-def _weight_files(folder: Path, name: str) -> dict[Path, list[str] | None]:
-    """Return the files to open, each with the tensors that the index puts there (None without an index)."""
-    for stem in _WEIGHTS:
-        index_name = f"{name}/{stem}.index.json"
-        if (folder / index_name).is_file():
-            return _indexed_files(folder, name, index_name)
-        if (folder / name / stem).is_file():
-            return {folder / name / stem: None}
-    pickles = [file.name for file in (folder / name).iterdir() if file.suffix in _PICKLES]
-    if pickles:
-        raise _invalid(
-            f"{name}/{pickles[0]}",
-            pickles[0],
-            f"{name} has its weights only in pickled files, which can run code when read.",
-            remedy="Convert them to safetensors, or download the safetensors files.",
-        )
-    raise _missing("model", folder, f"{name}/ holds no {' or '.join(_WEIGHTS)}.")
-
-
-def _indexed_files(folder: Path, name: str, index_name: str) -> dict[Path, list[str] | None]:
-    table = _read_json(folder, index_name).get("weight_map")
-    if not isinstance(table, dict) or not all(isinstance(file, str) for file in table.values()):
-        raise _invalid(index_name, None, f"{index_name} has no weight_map.")
-    files: dict[Path, list[str] | None] = {}
-    by_file: dict[str, list[str]] = {}
-    for tensor, file in table.items():
-        if _is_read(name, tensor):
-            by_file.setdefault(file, []).append(tensor)
-    for file, tensors in by_file.items():
-        path = folder / name / file
-        if Path(file).name != file or not path.is_file():
-            raise _missing("model", folder, f"{index_name} names {file}, which is not in {name}/.")
-        files[path] = tensors
-    return files
-
-
-def _read_tensors(file: Path, shown: str) -> dict[str, TensorInfo]:
-    try:
-        with file.open("rb") as stream:
-            return read_header(stream, file.stat().st_size, field=shown)
-    except (OSError, RequestError) as error:
-        raise _invalid(shown, None, f"{shown} is not a whole safetensors file: {error}") from error
-
-
-def _is_read(component: str, tensor: str) -> bool:
-    """Whether a rank ever reads ``tensor``."""
-    if component != "text_encoder":
-        return True
-    match = _UNREAD.match(tensor)
-    return match is None or (match[1] is not None and int(match[1]) < TEXT_LAYERS)
-
-
-def _missing(field: str, value: object, message: str) -> ConfigError:
-    return ConfigError(
-        "checkpoint_missing",
-        message,
-        field=field,
-        value=str(value),
-        remedy="Point --model at a whole MiniMax-H3 checkpoint in diffusers' layout, or make one with make-tiny.",
+def _open_component(name: str, folder: Path, stages: tuple[str, ...], own_code: OwnCode | None) -> Component:
+    left_out = tuple(
+        child for stage, children in _HALVES.get(name, {}).items() if stage not in stages for child in children
     )
 
+    def is_read(tensor: str) -> bool:
+        if name == "text_encoder":
+            match = _UNREAD_TEXT.match(tensor)
+            return match is None or (match[1] is not None and int(match[1]) < TEXT_LAYERS)
+        return tensor.partition(".")[0] not in left_out
 
-def _invalid(field: str, value: object, message: str, *, remedy: str | None = None) -> ConfigError:
-    return ConfigError(
-        "checkpoint_invalid",
-        message,
-        field=field,
-        value=value,
-        remedy=remedy or "Download the file again, or use a MiniMax-H3 checkpoint in diffusers' layout.",
-    )
+    config = read_json(folder / "config.json", f"{name}/config.json")
+    return Component(name, folder, config, read_tensors_of(name, folder, is_read=is_read), left_out, own_code)

@@ -46,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         words = (option.help + default).replace("%", "%%")
         if option.kind is bool:
             parser.add_argument(option.flag, action="store_true", default=argparse.SUPPRESS, help=words)
+        elif option.kind is dict:
+            parser.add_argument(option.flag, action="append", default=argparse.SUPPRESS, metavar="NAME=DIR", help=words)
         else:
             kind = str if option.kind in (list, tuple) else option.kind
             metavar = "|".join(option.choices) if option.choices and option.kind is str else None
@@ -61,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     log_to_stderr()
     given = {option.name: getattr(arguments, option.name) for option in OPTIONS if hasattr(arguments, option.name)}
     config = build_config(given, Path(arguments.config) if arguments.config else None)
-    checkpoint = open_checkpoint(config.model, stages=config.stages)
+    checkpoint = open_checkpoint(config.model, stages=config.stages, options=config.model_options)
     check_layout(config.layout, checkpoint.facts, encodes="encode_prompt" in config.stages)
     # Room for one request in and one result out of the largest allowed size.
     folder = open_run_folder(config.run_dir, room=2 * config.limits.max_body_bytes)

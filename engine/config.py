@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,42 +19,15 @@ import yaml
 from . import env
 from .config_devices import find_devices
 from .config_layout import resolve_layout
+from .config_values import Option, check_value
 from .contract.errors import ConfigError
 from .contract.limits import PAD_MULTIPLE, Limits
 from .contract.requests import STAGES
-from .rank_options import ParallelOptions
+from .rank_options import COMPONENTS, PARTITIONS, ModelOptions, ParallelOptions
 
 DEVICES = ("auto", "cpu", "cuda", "xpu", "npu")
 DTYPES = ("auto", "fp32", "bf16")
 DEFAULT_PORT = 8190
-
-
-@dataclass(frozen=True)
-class Option:
-    """An option of ``serve``.
-
-    Attributes:
-        name: the key in YAML; ``--name`` with dashes on the command line.
-        kind: str, int, float, bool, list (of stage names) or tuple (of numbers).
-        default: its value when it is given nowhere.
-        help: one line for ``--help``.
-        choices: the allowed values; empty: any.
-        low: the smallest allowed number.
-        high: the largest allowed number; finite for every option that is one.
-    """
-
-    name: str
-    kind: type
-    default: Any
-    help: str
-    choices: tuple[str, ...] = ()
-    low: float = 0.0
-    high: float = math.inf
-
-    @property
-    def flag(self) -> str:
-        """The option as it is written on the command line."""
-        return "--" + self.name.replace("_", "-")
 
 
 _LIMITS = Limits()
@@ -77,6 +49,11 @@ OPTIONS = (
     Option("shard_weights", bool, False, "each rank keeps a part of the transformer's weights and gathers the rest"),
     Option("compile", bool, False, "compile the transformer's blocks; see pad_seq_len of a request"),
     Option("stages", list, list(STAGES), f"stages to serve, separated by commas: {','.join(STAGES)}", STAGES),
+    Option("partitions", list, None, f"transformers to load, separated by commas: {','.join(PARTITIONS)}", PARTITIONS),
+    Option(
+        "component_dir", dict, None, f"another folder for a component, repeatable: {', '.join(COMPONENTS)}", COMPONENTS
+    ),
+    Option("trust_remote_code", bool, False, "run code that components of the checkpoint bring"),
     Option("token_file", str, None, f"file that holds the bearer token (or set {env.TOKEN})"),
     Option("stop_on_eof", bool, False, "stop when standard input ends"),
     Option("max_prompt_tokens", int, _LIMITS.max_prompt_tokens, "longest prompt, tokens", low=1, high=10**6),
@@ -98,6 +75,14 @@ OPTIONS = (
         low=PAD_MULTIPLE,
         high=2**24,
     ),
+    Option(
+        "media_timeout",
+        float,
+        _LIMITS.media_timeout,
+        "longest time to read the pictures and sounds of a request, seconds",
+        low=1,
+        high=86_400,
+    ),
     Option("max_queue", int, _LIMITS.max_queue, "jobs that may wait", low=1, high=10_000),
     Option("data_timeout", float, 600.0, "seconds until a silent rank counts as lost", low=10, high=86_400),
     Option("run_dir", str, None, "folder for sockets and tensors in flight (default: /dev/shm, else the temp folder)"),
@@ -115,7 +100,7 @@ class EngineConfig:
         ready_file: where to announce the bound port, or None.
         device: ``auto``, ``cpu``, ``cuda``, ``xpu`` or ``npu``. dtype: ``auto``, ``fp32`` or ``bf16``.
         nproc_per_node: ranks on this host. layout: how they share the work.
-        stages: the stages served, in the contract's order.
+        stages: the stages served, in the contract's order. model_options: what is loaded of the checkpoint.
         token: the bearer token, or None.
         stop_on_eof: stop when standard input ends.
         limits: the operator's limits.
@@ -132,6 +117,7 @@ class EngineConfig:
     nproc_per_node: int
     layout: ParallelOptions
     stages: tuple[str, ...]
+    model_options: ModelOptions
     token: str | None
     stop_on_eof: bool
     limits: Limits
@@ -210,58 +196,8 @@ def check_options(data: Mapping[Any, Any]) -> dict[str, Any]:
             )
         seen[name] = key
         if value is not None:
-            checked[name] = _check_value(option, value)
+            checked[name] = check_value(option, value)
     return checked
-
-
-def _check_value(option: Option, value: Any) -> Any:
-    if option.kind is list:
-        return _check_list(option, value)
-    if option.kind is tuple:
-        return _check_numbers(option, value)
-    kind = (int, float) if option.kind is float else option.kind
-    if not isinstance(value, kind) or (isinstance(value, bool) and option.kind is not bool):
-        words = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
-        raise _bad(option, value, f"{option.name} must be {words[option.kind]}.", f"Give {words[option.kind]}.")
-    if option.choices and value not in option.choices:
-        close = difflib.get_close_matches(str(value), option.choices, n=1)
-        hint = f"Did you mean {close[0]}? " if close else ""
-        raise _bad(
-            option, value, f"{option.name} cannot be {value!r}.", f"{hint}Use one of {', '.join(option.choices)}."
-        )
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and not option.low <= value <= option.high:
-        span = f"{option.low:.15g} to {option.high:.15g}"
-        raise _bad(option, value, f"{option.name} is out of its range.", f"Use {span}.")
-    return float(value) if isinstance(value, int) and option.kind is float else value
-
-
-def _check_list(option: Option, value: Any) -> list[str]:
-    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise _bad(option, value, f"{option.name} must be a list of names.", f"Use {', '.join(option.choices)}.")
-    for name in names:
-        if name not in option.choices:
-            close = difflib.get_close_matches(name, option.choices, n=1)
-            hint = f"Did you mean {close[0]}? " if close else ""
-            raise _bad(option, name, f"There is no stage {name!r}.", f"{hint}Use some of {', '.join(option.choices)}.")
-    return [name for name in option.choices if name in names]
-
-
-def _check_numbers(option: Option, value: Any) -> tuple[float, ...]:
-    items = value.split(",") if isinstance(value, str) else value
-    try:
-        numbers = tuple(float(item) for item in items)
-    except (TypeError, ValueError):
-        numbers = ()
-    if not numbers or not all(0 < number < math.inf for number in numbers):
-        raise _bad(
-            option, value, f"{option.name} must be positive numbers.", "Give numbers separated by commas: 2,1,1."
-        )
-    return numbers
-
-
-def _bad(option: Option, value: Any, message: str, remedy: str) -> ConfigError:
-    return ConfigError("config_bad_value", message, field=option.name, value=value, remedy=remedy)
 
 
 def build_config(given: Mapping[str, Any], config_file: Path | None = None) -> EngineConfig:
@@ -296,6 +232,7 @@ def build_config(given: Mapping[str, Any], config_file: Path | None = None) -> E
         nproc_per_node=layout.world_size,
         layout=layout,
         stages=tuple(values["stages"]),
+        model_options=_model_options(values),
         token=token,
         stop_on_eof=values["stop_on_eof"],
         limits=Limits(
@@ -305,9 +242,19 @@ def build_config(given: Mapping[str, Any], config_file: Path | None = None) -> E
             max_body_bytes=values["max_body_bytes"],
             max_queue=values["max_queue"],
             max_pad_seq_len=values["max_pad_seq_len"],
+            media_timeout=values["media_timeout"],
         ),
         data_timeout=values["data_timeout"],
         run_dir=_path(values, "run_dir"),
+    )
+
+
+def _model_options(values: Mapping[str, Any]) -> ModelOptions:
+    partitions, given = values["partitions"], values["component_dir"] or {}
+    return ModelOptions(
+        partitions=None if partitions is None else tuple(partitions),
+        component_dirs={name: str(absolute_path(path, field="component_dir")) for name, path in given.items()},
+        own_code=values["trust_remote_code"],
     )
 
 

@@ -93,6 +93,7 @@ class FleetProcess:
             *("--device", config.device),
             *("--dtype", config.dtype),
             *("--stages", ",".join(config.stages)),
+            *("--model-options", config.model_options.to_json()),
             *("--run-dir", str(self._folder.path)),
             *("--link", str(self._folder.link)),
             *("--data-timeout", str(config.data_timeout)),

@@ -26,7 +26,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from .rank_options import CANNOT_START, ParallelOptions, RankOptions
+from .rank_options import CANNOT_START, ModelOptions, ParallelOptions, RankOptions
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +48,7 @@ def parse_arguments(argv: list[str]) -> tuple[RankOptions, argparse.Namespace]:
     parser.add_argument("--device", required=True, help="auto or a device type")
     parser.add_argument("--dtype", required=True, help="auto, fp32 or bf16")
     parser.add_argument("--stages", required=True, help="comma-separated")
+    parser.add_argument("--model-options", default=ModelOptions().to_json(), help="ModelOptions as JSON")
     parser.add_argument("--run-dir", required=True, help="folder of the run")
     parser.add_argument("--link", required=True, help="the controller's Unix socket")
     parser.add_argument("--data-timeout", type=float, required=True, help="seconds a collective waits for a peer")
@@ -59,6 +60,7 @@ def parse_arguments(argv: list[str]) -> tuple[RankOptions, argparse.Namespace]:
         device=arguments.device,
         dtype=arguments.dtype,
         stages=tuple(arguments.stages.split(",")),
+        model_options=ModelOptions.from_json(arguments.model_options),
         link=arguments.link,
         data_timeout=arguments.data_timeout,
     )

@@ -4,11 +4,44 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 CANNOT_START = "cannot_start"
 """Key in the fleet's store that a rank sets when starting again would fail again (the controller was told why)."""
+PARTITIONS = ("transformer", "transformer_ref")
+"""The transformers of a checkpoint: without references, with references."""
+WEIGHTED = ("text_encoder", *PARTITIONS, "vae", "audio_vae")
+"""Components with weights, in loading order."""
+COMPONENTS = (*WEIGHTED, "tokenizer", "processor", "scheduler", "audio_scheduler")
+"""All components; each is a folder of the checkpoint."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Which parts of a checkpoint are loaded, and from where.
+
+    Attributes:
+        partitions: some of `PARTITIONS`; None: those that the checkpoint has.
+        component_dirs: folders of components that are not the checkpoint's own, by component.
+        own_code: whether code that components bring may run.
+    """
+
+    partitions: tuple[str, ...] | None = None
+    component_dirs: Mapping[str, str] = field(default_factory=dict)
+    own_code: bool = False
+
+    def to_json(self) -> str:
+        """Return one JSON argument."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> ModelOptions:
+        """Read what `to_json` wrote."""
+        data = json.loads(text)
+        partitions = data["partitions"]
+        return cls(**{**data, "partitions": None if partitions is None else tuple(partitions)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +88,7 @@ class RankOptions(ParallelOptions):
     """Options of every rank; checked by the server before.
 
     Attributes:
-        model: checkpoint folder.
+        model: checkpoint folder. model_options: what is loaded of it.
         device: ``auto`` or a device type. dtype: ``auto``, ``fp32`` or ``bf16``.
         stages: the stages served.
         link: path of the controller's Unix socket.
@@ -70,12 +103,13 @@ class RankOptions(ParallelOptions):
     stages: tuple[str, ...]
     link: str
     data_timeout: float
+    model_options: ModelOptions = ModelOptions()
     launch: int = 0
     fleet: int = 0
 
     def to_json(self) -> str:
         """Return one JSON argument."""
-        return json.dumps(dataclasses.asdict(self))
+        return json.dumps({**dataclasses.asdict(self), "model_options": self.model_options.to_json()})
 
     @classmethod
     def from_json(cls, text: str) -> RankOptions:
@@ -86,6 +120,7 @@ class RankOptions(ParallelOptions):
             **{
                 **data,
                 "stages": tuple(data["stages"]),
+                "model_options": ModelOptions.from_json(data["model_options"]),
                 "rank_weights": None if weights is None else tuple(weights),
             }
         )

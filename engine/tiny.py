@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from transformers.utils import logging as transformers_logging
 
-from .checkpoint import TEXT_LAYERS, open_checkpoint
+from .checkpoint import open_checkpoint
+from .checkpoint_facts import TEXT_LAYERS
 from .contract.errors import ConfigError
 from .tiny_weights import sensitise_audio_vae, sensitise_text_encoder, sensitise_transformer, sensitise_vae
 

@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,11 +26,11 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistStoreError
 
-from .checkpoint import COMPONENTS_OF, open_checkpoint
+from .checkpoint import open_checkpoint
 from .contract.errors import ConfigError, EngineError
 from .devices import pick_device, pick_dtype, share_cores
 from .link import RankLink
-from .models.bundle import COMPONENTS, Models
+from .models.bundle import Models
 from .models.loading import load_models
 from .outputs import NoOutputs, Outputs, RelayOutputs
 from .parallel.collectives import collect_json
@@ -41,7 +41,7 @@ from .parallel.mesh import Mesh
 from .parallel.sharding import apply_sequence_parallel
 from .parallel.watchdog import EXIT_STATUS, Watchdog
 from .parallel.weights import held_bytes, plan_divisions, text_encoder_ranks
-from .rank_options import CANNOT_START, RankOptions
+from .rank_options import CANNOT_START, PARTITIONS, WEIGHTED, RankOptions
 from .runner import JobRunner
 
 logger = logging.getLogger(__name__)
@@ -240,15 +240,15 @@ class Worker:
         models = self._together(self._load)
         if models is None:
             return 0
-        if models.transformer is not None:
+        for transformer in filter(None, (getattr(models, name) for name in PARTITIONS)):
             apply_sequence_parallel(
-                models.transformer,
+                transformer,
                 self._mesh,
                 rank_weights=self._options.rank_weights,
                 weights_axis="sequence" if self._options.shard_weights else None,
             )
             if self._options.compile:
-                compile_blocks(models.transformer)
+                compile_blocks(transformer)
         self._role.ready(self._info(models))
         return self._serve(JobRunner(models, self._mesh, self._watchdog))
 
@@ -283,9 +283,12 @@ class Worker:
         divisions = plan_divisions(
             mesh, text_encoder_degree=options.text_encoder_tp_degree, shard_weights=options.shard_weights
         )
-        keep = kept_components(options.stages, rank=mesh.layout.rank, text_encoder_ranks=options.text_encoder_tp_degree)
+        checkpoint = open_checkpoint(options.model, stages=options.stages, options=options.model_options)
+        keep = kept_components(
+            checkpoint.components, rank=mesh.layout.rank, text_encoder_ranks=options.text_encoder_tp_degree
+        )
         models = load_models(
-            open_checkpoint(options.model, stages=options.stages),
+            checkpoint,
             device=self._device,
             dtype=pick_dtype(options.dtype, self._device),
             keep=keep,
@@ -298,7 +301,7 @@ class Worker:
 
     def _info(self, models: Models) -> dict[str, Any]:
         layout = self._mesh.layout
-        held = sum(held_bytes(getattr(models, name)) for name in COMPONENTS if getattr(models, name) is not None)
+        held = sum(held_bytes(getattr(models, name)) for name in WEIGHTED if getattr(models, name) is not None)
         reports = collect_json({"pid": os.getpid(), "weight_bytes": held}, self._mesh)
         return {
             "device": self._device.type,
@@ -332,16 +335,17 @@ def connect_store() -> TCPStore:
     return TCPStore(address, port, is_master=False, timeout=_STORE_TIMEOUT)
 
 
-def kept_components(stages: tuple[str, ...], *, rank: int, text_encoder_ranks: int = 1) -> frozenset[str]:
-    """Return what a rank loads: the transformer everywhere, encoders and decoders on rank 0 alone.
+def kept_components(needed: Iterable[str], *, rank: int, text_encoder_ranks: int = 1) -> frozenset[str]:
+    """Return what a rank loads: the transformers everywhere, encoders and decoders on rank 0 alone.
 
     Args:
+        needed: the components that the served stages need.
         text_encoder_ranks: how many ranks, the first ones, hold the text encoder together.
     """
-    needed = frozenset(name for stage in stages for name in COMPONENTS_OF[stage])
     if rank == 0:
-        return needed
-    return needed & ({"transformer", "text_encoder"} if rank < text_encoder_ranks else {"transformer"})
+        return frozenset(needed)
+    everywhere = {*PARTITIONS, "text_encoder"} if rank < text_encoder_ranks else {*PARTITIONS}
+    return frozenset(needed) & everywhere
 
 
 def die_with(parent: int) -> None:

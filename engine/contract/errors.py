@@ -137,6 +137,7 @@ CODES: dict[str, str] = {
     "checkpoint_missing": "the model folder, or one of its components, is missing",
     "checkpoint_invalid": "a component's configuration or weights cannot be used",
     "start_failed": "the engine or its ranks did not start",
+    "remote_code_refused": "a component of the checkpoint brings code of its own, which is not trusted",
     # RequestError
     "invalid_json": "the text is not JSON, or not an object",
     "unknown_message": "the message type does not exist",
@@ -157,6 +158,7 @@ CODES: dict[str, str] = {
     "media_limit": "pictures, clips or sounds are too many, too short or too long",
     "missing_package": "the engine's environment lacks a package that the request needs",
     "stage_not_served": "this engine does not serve the stage",
+    "partition_not_loaded": "this engine has not loaded the partition that the request needs",
     "unknown_job": "no job has this id",
     "duplicate_job": "a job with this id exists already",
     "no_result": "the job has no result to give (yet)",
@@ -181,6 +183,8 @@ _REQUEST_STATUS = {
     "unauthorized": 401,
     "forbidden_origin": 403,
     "stage_not_served": 422,
+    "partition_not_loaded": 422,
+    "missing_package": 422,
 }
 
 _KINDS: dict[str, type[EngineError]] = {

@@ -8,6 +8,7 @@ Raises `ConfigError` (``checkpoint_invalid``) naming tensor and file. A failure 
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -30,8 +31,11 @@ from transformers import AutoTokenizer
 
 from ..checkpoint import Checkpoint, Component
 from ..contract.errors import ConfigError
-from .bundle import COMPONENTS, Models
+from ..rank_options import WEIGHTED
+from .bundle import Models
+from .own_code import own_class, trust
 from .pieces import Division, Piece
+from .processor import load_processor
 from .text_encoder import build_text_encoder, checkpoint_name
 
 OnBytes = Callable[[str, int, int], None]
@@ -40,6 +44,7 @@ OnBytes = Callable[[str, int, int], None]
 _NOTHING_DIVIDED: Mapping[str, Division] = MappingProxyType({})
 _CLASSES: dict[str, Any] = {
     "transformer": MiniMaxH3Transformer3DModel,
+    "transformer_ref": MiniMaxH3Transformer3DModel,
     "vae": AutoencoderKLMiniMaxH3,
     "audio_vae": AutoencoderKLMiniMaxH3Audio,
 }
@@ -58,7 +63,7 @@ def load_models(
 
     Args:
         dtype: compute type; modules that diffusers keeps in fp32 stay so.
-        keep: names of `COMPONENTS` that ``checkpoint`` was opened for.
+        keep: names of components with weights that ``checkpoint`` was opened for.
         on_bytes: called after each tensor.
         divisions: how components are divided among ranks, by name; the others are loaded whole.
 
@@ -74,9 +79,12 @@ def load_models(
     )
     built = {
         name: _Built.from_component(checkpoint.components[name], divisions.get(name))
-        for name in COMPONENTS
+        for name in WEIGHTED
         if name in keep
     }
+    processor = checkpoint.small.get("processor")
+    if processor is not None:
+        models.load_processor = functools.partial(load_processor, processor)
     progress = _Progress(on_bytes, sum(part.bytes for part in built.values()))
     for name, part in built.items():
         setattr(models, name, part.fill(device=device, dtype=dtype, progress=progress))
@@ -97,12 +105,16 @@ class _Progress:
 
 
 def _load_small(checkpoint: Checkpoint, name: str, cls: Any) -> Any:
-    """Load a component without weights; None when the checkpoint lacks it (it was opened for other stages)."""
-    folder = checkpoint.folder / name
-    if not folder.is_dir():
+    """Load a component without weights; None when the checkpoint was opened for stages that do not need it."""
+    component = checkpoint.small.get(name)
+    if component is None:
         return None
+    if cls is AutoTokenizer:  # it finds the class by itself
+        options = trust(component.own_code)
+    else:
+        cls, options = own_class(name, component.own_code, cls), {}
     try:
-        return cls.from_pretrained(folder, local_files_only=True)
+        return cls.from_pretrained(component.folder, local_files_only=True, **options)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise _invalid(name, None, f"{name}/ cannot be read: {error}") from error
 
@@ -175,18 +187,25 @@ class _Built:
 
 
 def _build(component: Component) -> Any:
-    """Return the model of ``component`` with its weights on the meta device and its computed buffers real."""
+    """Return the model of ``component`` with its weights on the meta device and its computed buffers real.
+
+    Children that no served stage needs are None.
+    """
     with init_empty_weights(include_buffers=False), warnings.catch_warnings():
         # torch's old weight_norm, which the audio VAE uses, warns of its successor.
         warnings.simplefilter("ignore", FutureWarning)
         try:
             if component.name == "text_encoder":
-                return build_text_encoder(component.folder)
-            return _CLASSES[component.name].from_config(dict(component.config))
+                return build_text_encoder(component.folder, component.own_code)
+            cls = own_class(component.name, component.own_code, _CLASSES[component.name])
+            model = cls.from_config(dict(component.config))
         except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
             raise _invalid(
                 f"{component.name}/config.json", None, f"No {component.name} can be built from its config.json: {error}"
             ) from error
+    for child in component.left_out:
+        setattr(model, child, None)
+    return model
 
 
 @contextmanager

@@ -12,18 +12,25 @@ from typing import Any
 import torch
 from transformers import Qwen3VLConfig, Qwen3VLModel
 
-from ..checkpoint import TEXT_LAYERS
+from ..checkpoint_code import OwnCode
+from ..checkpoint_facts import TEXT_LAYERS
+from .own_code import own_class
 
 
-def build_text_encoder(folder: Path) -> Any:
+def build_text_encoder(folder: Path, own_code: OwnCode | None = None) -> Any:
     """Return the cut model of the configuration in ``folder``, its weights not filled.
 
+    Args:
+        own_code: trusted code, which may bring the configuration, the model without its head, or both.
+
     Raises:
-        OSError, ValueError: when the configuration cannot be used.
+        ConfigError, OSError, ValueError: when the configuration cannot be used.
     """
-    config = Qwen3VLConfig.from_pretrained(folder, local_files_only=True)
+    config_class = own_class("text_encoder", own_code, Qwen3VLConfig, role="AutoConfig")
+    model_class = own_class("text_encoder", own_code, Qwen3VLModel, role="AutoModel")
+    config = config_class.from_pretrained(folder, local_files_only=True)
     config.text_config.num_hidden_layers = TEXT_LAYERS
-    model = Qwen3VLModel(config)
+    model = model_class(config)
     model.language_model.norm = torch.nn.Identity()
     return model
 

@@ -21,6 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from ..models.pieces import Division, Piece
+from ..rank_options import PARTITIONS
 from .mesh import Mesh
 from .tensor import TEXT_ENCODER, TRANSFORMER, Split, TensorPlan, apply_tensor_parallel, blocks_of
 
@@ -110,7 +111,7 @@ def plan_divisions(mesh: Mesh, *, text_encoder_degree: int, shard_weights: bool)
 
     Args:
         text_encoder_degree: ranks among which the text encoder is split; above 1 their group is a team of ``mesh``.
-        shard_weights: whether the ranks of the sequence share the weights of the transformer's blocks.
+        shard_weights: whether the ranks of the sequence share the weights of the transformers' blocks.
     """
     layout, device = mesh.layout, mesh.device
     divisions: dict[str, Division] = {}
@@ -120,7 +121,7 @@ def plan_divisions(mesh: Mesh, *, text_encoder_degree: int, shard_weights: bool)
             tensor=mesh.group("tp") if layout.tp_degree > 1 else None,
             shard=mesh.group("sequence") if shard_weights else None,
         )
-        divisions["transformer"] = WeightDivision(TRANSFORMER, tensor=tensor, shard=shard)
+        divisions |= {name: WeightDivision(TRANSFORMER, tensor=tensor, shard=shard) for name in PARTITIONS}
     mesh.pinned = bool(divisions) or text_encoder_degree > 1
     team = text_encoder_ranks(text_encoder_degree)
     if text_encoder_degree > 1 and layout.rank in team:

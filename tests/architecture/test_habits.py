@@ -27,6 +27,7 @@ PLANTED: list[tuple[Rule, str]] = [
     (habit_rules.no_pickle_on_any_road, "weights = torch.load(path)"),
     (habit_rules.no_pickle_on_any_road, "AutoModel.from_pretrained(path, trust_remote_code=True)"),
     (habit_rules.no_pickle_on_any_road, "AutoModel.from_pretrained(path, trust_remote_code=flag)"),
+    (habit_rules.no_pickle_on_any_road, "options = {'trust_remote_code': True}"),
     (habit_rules.no_pickle_on_any_road, "np.load(path, allow_pickle=True)"),
     (habit_rules.no_pickle_on_any_road, "eval(text)"),
     (habit_rules.no_print, "print('done')"),

@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from engine.checkpoint import open_checkpoint
-from engine.models.bundle import COMPONENTS, Models
+from engine.models.bundle import Models
 from engine.models.loading import load_models
+from engine.rank_options import WEIGHTED
 from engine.stages.base import Latents, PromptEmbeds, StageContext
 from engine.stages.decode_audio import decode_audio
 from engine.stages.decode_video import decode_video
@@ -34,7 +35,7 @@ class Calls:
         self.log.append((step, total))
 
 
-def load(folder: Path, *, dtype: torch.dtype = torch.float32, keep: frozenset[str] = frozenset(COMPONENTS)) -> Models:
+def load(folder: Path, *, dtype: torch.dtype = torch.float32, keep: frozenset[str] = frozenset(WEIGHTED)) -> Models:
     """Load a checkpoint on the CPU."""
     return load_models(open_checkpoint(folder), device=CPU, dtype=dtype, keep=keep, on_bytes=lambda *_: None)
 
