@@ -1,7 +1,8 @@
 """The controller: the queue, the jobs, and what the ranks are doing. It runs in the server process, without torch.
 
-One job is with the ranks at a time; the others wait with a position and a reason. A job that is accepted always ends:
-with its result, an error, or a cancellation. Every method runs on the event loop. What fails:
+One job is with the ranks at a time; the others wait with a position and a reason. A job whose media are still being
+read lets the ones behind it go first. A job that is accepted always ends: with its result, an error, or a cancellation.
+Every method runs on the event loop. What fails:
 
 - a lost rank fails the running job with ``rank_lost``; the next one runs when the fleet has restarted the ranks;
 - a fleet that ended fails every job, present and coming, with ``engine_dead`` and the end of its log;
@@ -20,7 +21,7 @@ from typing import Any
 
 from .checkpoint import Checkpoint
 from .config import EngineConfig
-from .contract.checks import Plan, check_request, check_tokens
+from .contract.checks import Plan, check_request, check_tokens, finish_media
 from .contract.errors import (
     EngineBusyError,
     EngineDeadError,
@@ -30,15 +31,18 @@ from .contract.errors import (
     RequestError,
     error_from_dict,
 )
+from .contract.media_limits import MEDIA_LIMITS
 from .contract.messages import Done, Output, Queued, StageFinished, Started, event_from_dict
 from .contract.requests import EncodePrompt, Generate, Request
 from .contract.tensors import Headers
 from .contract.version import ENGINE_VERSION, PROTOCOL_VERSION
+from .controller_abilities import check_abilities
 from .controller_fleet import FleetProcess
 from .controller_folder import RunFolder
 from .controller_jobs import Job
+from .controller_media import MediaDesk, ReadMedia
 from .controller_stats import Stats
-from .controller_store import JobStore
+from .controller_store import JobStore, delete_files
 from .wire import describe_part
 
 logger = logging.getLogger(__name__)
@@ -56,6 +60,7 @@ class Controller:
         self.stats = Stats()
         self.jobs = JobStore(config.limits)
         self._fleet = FleetProcess(config, folder, self)
+        self._desk = MediaDesk(config, checkpoint.facts, folder, self._media_ended)
         self._queue: deque[Job] = deque()
         self._places: set[str] = set()
         self._failure: EngineError | None = None
@@ -81,6 +86,7 @@ class Controller:
             self.cancel(self._running)
         self._phase, self._reason = "dead", "The engine is stopping."
         self._fail_all(EngineDeadError("engine_dead", "The engine was stopped.", remedy="Start it again."))
+        await self._desk.stop()
         await self._fleet.stop()
 
     # --- what it looks like from outside
@@ -117,6 +123,7 @@ class Controller:
             "weight_bytes": ranks.get("weight_bytes"),
             "facts": self.checkpoint.facts.to_dict(),
             "limits": self.config.limits.to_dict(),
+            "media": dataclasses.asdict(MEDIA_LIMITS),
         }
 
     # --- accepting
@@ -129,6 +136,7 @@ class Controller:
         """
         facts, limits = self.checkpoint.facts, self.config.limits
         plan = check_request(request, facts=facts, limits=limits, headers=headers, stages=self.config.stages)
+        check_abilities(plan.request, self.checkpoint)
         if isinstance(request, (EncodePrompt, Generate)):
             tokens = await asyncio.to_thread(
                 self.checkpoint.count_tokens, request.prompt, limit=limits.max_prompt_tokens
@@ -188,7 +196,7 @@ class Controller:
     def submit(
         self, job_id: str, plan: Plan, *, inputs: dict[str, Path], upload: Path | None = None, owner: object = None
     ) -> Job:
-        """Queue a checked job; it starts at once on idle ranks.
+        """Queue a checked job; it starts at once on idle ranks, as soon as its media are read.
 
         Args:
             inputs: part name → file. upload: their folder, the job's from now on.
@@ -198,7 +206,7 @@ class Controller:
             EngineError: as `check_new`.
         """
         self.check_new(job_id)
-        job = Job(job_id, plan, self.folder.make("job"), upload, inputs, owner)
+        job = Job(job_id, plan, self.folder.make("job"), upload, inputs, owner, plan.has_media)
         self.jobs.add(job)
         self.free_place(job_id)
         self._queue.append(job)
@@ -206,8 +214,36 @@ class Controller:
         self._tell_positions()
         for warning in plan.warnings:
             job.emit(warning)
+        self._desk.start(self._queue)
         self._start_next()
         return job
+
+    def _media_ended(self, job: Job, outcome: ReadMedia | EngineError | None) -> None:
+        """Take what came of reading a job's media; None of a job that ended meanwhile."""
+        if isinstance(outcome, ReadMedia):
+            try:
+                self._take_media(job, outcome)
+            except EngineError as error:
+                delete_files([outcome.folder])
+                outcome = error
+        if isinstance(outcome, EngineError) and job in self._queue:
+            self._queue.remove(job)
+            self._end(job, outcome)
+        self._tell_positions()
+        self._desk.start(self._queue)
+        self._start_next()
+
+    def _take_media(self, job: Job, media: ReadMedia) -> None:
+        if job not in self._queue:
+            raise JobCancelled()
+        facts, limits, known = self.checkpoint.facts, self.config.limits, job.plan.warnings
+        job.plan = finish_media(
+            job.plan, media.request, found=media.facts, warnings=media.warnings, facts=facts, limits=limits
+        )
+        self.jobs.replace_inputs(job, dict(media.parts), media.folder)
+        job.reading = False
+        for warning in job.plan.warnings[len(known) :]:
+            job.emit(warning)
 
     # --- cancelling, owning
 
@@ -242,9 +278,11 @@ class Controller:
     # --- running
 
     def _start_next(self) -> None:
-        if self.status != "ready" or not self._queue:
+        job = next((job for job in self._queue if not job.reading), None)
+        if self.status != "ready" or job is None:
             return
-        job = self._running = self._queue.popleft()
+        self._queue.remove(job)
+        self._running = job
         self._failure = None
         self.stats.jobs_started += 1
         self._fleet.send(
@@ -261,7 +299,7 @@ class Controller:
 
     def _tell_positions(self) -> None:
         for position, job in enumerate(self._queue, start=1):
-            event = Queued(position, self.status)
+            event = Queued(position, "media" if job.reading else self.status)
             if job.queued != event:
                 job.emit(event)
 
@@ -271,6 +309,7 @@ class Controller:
         else:
             logger.info("job %s ended: %s %s", job.id, error.code, error.message)
             job.fail(error)
+        self._desk.drop(job)
         self.stats.jobs_ended[job.state] += 1
         self.jobs.settle(job)
 

@@ -49,6 +49,7 @@ class Job:
         plan: the checked request.
         folder: where the ranks write its outputs.
         upload: the folder of its input parts, or None. inputs: part name → file in it.
+        reading: its media were not read yet; ``upload`` and ``inputs`` are the client's until then.
         owner: the connection that cancels it by closing normally, or None.
         results: the MP4s that ``/result`` gives, by the number of their output.
         followers: connections that are being sent its events.
@@ -60,6 +61,7 @@ class Job:
     upload: Path | None
     inputs: dict[str, Path]
     owner: object | None = None
+    reading: bool = False
     state: str = "queued"
     progress: float = 0.0
     stage: str | None = None

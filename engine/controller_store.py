@@ -53,10 +53,16 @@ class JobStore:
             )
         return self._jobs[job_id]
 
+    def replace_inputs(self, job: Job, inputs: dict[str, Path], folder: Path) -> None:
+        """Give ``job`` other ``inputs``, in ``folder``; what the client sent is deleted."""
+        if job.upload is not None:
+            delete_files([job.upload])
+        job.inputs, job.upload = inputs, folder
+
     def settle(self, job: Job) -> None:
         """Take note that ``job`` is over: its inputs go now, its outputs and the oldest jobs in their time."""
         if job.upload is not None:
-            _delete([job.upload])
+            delete_files([job.upload])
         if job.owner is None:
             self.release(job)
         else:
@@ -70,7 +76,7 @@ class JobStore:
         for old in with_result[: -self._limits.keep_results]:
             if old.released:
                 old.results = {}
-                _delete([old.folder])
+                delete_files([old.folder])
         for old in over[:-KEEP_RECORDS]:
             if old.released:
                 self.forget(old)
@@ -84,7 +90,7 @@ class JobStore:
             return
         files = job.release()
         # Without a result there is nothing to keep, half-written files included.
-        _delete(files if job.results else [job.folder])
+        delete_files(files if job.results else [job.folder])
         self._trim()
 
     def _release_later(self, job: Job) -> None:
@@ -94,10 +100,11 @@ class JobStore:
         """Remove a finished job with its files."""
         assert job.over, job.state
         del self._jobs[job.id]
-        _delete([job.folder])
+        delete_files([job.folder])
 
 
-def _delete(paths: Iterable[Path]) -> None:
+def delete_files(paths: Iterable[Path]) -> None:
+    """Delete files and folders in a thread."""
     asyncio.get_running_loop().run_in_executor(None, _remove, list(paths))
 
 

@@ -7,7 +7,6 @@ long or do not hash to what was announced; an `OSError` of the disk passes throu
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -100,12 +99,3 @@ class PartWriter:
                 value=digest,
                 remedy="Send the part again; hash exactly the bytes that are sent.",
             )
-
-    def header(self) -> Mapping[str, framing.TensorInfo]:
-        """Return the checked safetensors header of the finished file.
-
-        Raises:
-            RequestError: ``bad_tensor``.
-        """
-        with self.path.open("rb") as file:
-            return framing.read_header(file, self.part.bytes, field=self._field)

@@ -72,6 +72,7 @@ class Limits:
         keep_results: finished jobs whose results are kept for ``/result``.
         resume_seconds: how long a job survives an abnormal loss of its connection.
         max_pad_seq_len: largest ``pad_seq_len`` of a request, rows.
+        media_timeout: how long reading the pictures and sounds of one request may take, seconds.
     """
 
     max_prompt_tokens: int = 2048
@@ -82,6 +83,7 @@ class Limits:
     keep_results: int = 8
     resume_seconds: float = 30.0
     max_pad_seq_len: int = 131_072
+    media_timeout: float = 300.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form for ``/v1/info``."""

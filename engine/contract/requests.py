@@ -176,6 +176,11 @@ def media_of(request: Request) -> Iterator[tuple[str, Media]]:
     return iter(())
 
 
+def file_parts(request: Request) -> frozenset[str]:
+    """Return the parts of ``request`` that are files, any bytes; all others are safetensors."""
+    return frozenset(media.part for _, media in media_of(request) if media.format == "file")
+
+
 def stages_of(request: Request) -> tuple[str, ...]:
     """Return the stages that ``request`` needs, in the order they run."""
     with_media = ("encode_media",) if next(media_of(request), None) is not None else ()

@@ -14,12 +14,10 @@ from aiohttp import web
 from ..contract.errors import EngineError, JobError, RequestError
 from ..controller import Controller
 from .auth import check_client
+from .forms import MAX_JSON_BYTES
 from .routes import CONNECTIONS, CONTROLLER, ROUTES
 
 logger = logging.getLogger(__name__)
-
-MAX_JSON_BYTES = 1024 * 1024
-"""Largest JSON body of a route; tensors come by the websocket."""
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -54,7 +52,7 @@ async def _show_errors(request: web.Request, handler: _Handler) -> web.StreamRes
             f"A JSON body has at most {min(MAX_JSON_BYTES, limit)} bytes.",
             field="body",
             value=request.content_length,
-            remedy="Shorten it; tensors are sent by the websocket.",
+            remedy="Shorten it; media are sent in a multipart form, tensors by the websocket.",
         )
         return _error_response(request, large, large.status)
     except web.HTTPException as answer:

@@ -5,17 +5,18 @@ Errors leave as JSON ``{"error": {...}}`` (`app` turns them); handlers only rais
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 
 from aiohttp import web
 
 from ..contract.errors import RequestError
-from ..contract.fields import parse_json
 from ..contract.requests import Generate, parse_request
 from ..controller import Controller
 from ..controller_jobs import Job
+from .forms import Form, read_form
 from .metrics import CONTENT_TYPE, render_metrics
-from .uploads import check_job_id
+from .uploads import check_job_id, read_headers
 from .websocket import Connection
 
 CONTROLLER = web.AppKey("controller", Controller)
@@ -105,14 +106,32 @@ async def get_result(request: web.Request) -> web.StreamResponse:
 async def post_generate(request: web.Request) -> web.Response:
     """Queue a video: the fields of `Generate` without ``task``, and optionally ``job_id``. Answers 202 with the job.
 
+    A multipart form brings them in its field ``request``, and a field for each part that they name.
+
     Raises:
-        EngineError: as `Controller.check` and `Controller.submit`.
+        EngineError: as `read_form`, `Controller.check` and `Controller.submit`.
     """
     controller = request.app[CONTROLLER]
-    data = parse_json(await _read(request))
+    # The place is kept while the body comes, so that as many bodies are on their way as jobs may wait.
+    place = str(uuid.uuid4())
+    controller.keep_place(place)
+    try:
+        form = await read_form(request, controller)
+        try:
+            job = await _submit_form(form, controller, place)
+        except BaseException:
+            await form.drop()
+            raise
+    finally:
+        controller.free_place(place)
+    return web.json_response(job.to_dict(), status=202, headers={"Location": f"/v1/jobs/{job.id}"})
+
+
+async def _submit_form(form: Form, controller: Controller, place: str) -> Job:
+    data = dict(form.data)
     job_id = data.pop("job_id", None)
     if job_id is None:
-        job_id = str(uuid.uuid4())
+        job_id = place
     if not isinstance(job_id, str):
         raise RequestError(
             "wrong_type",
@@ -132,10 +151,12 @@ async def post_generate(request: web.Request) -> web.Response:
             value=data[name],
             remedy=f"Leave {name} out, or use the websocket.",
         )
+    controller.free_place(place)
     controller.check_new(job_id)
-    plan = await controller.check(generate, {})
-    job = controller.submit(job_id, plan, inputs={})
-    return web.json_response(job.to_dict(), status=202, headers={"Location": f"/v1/jobs/{job.id}"})
+    controller.stats.bytes_in += sum(path.stat().st_size for path in form.files.values())
+    headers = await asyncio.to_thread(read_headers, form.files, generate)
+    plan = await controller.check(generate, headers)
+    return controller.submit(job_id, plan, inputs=form.files, upload=form.folder)
 
 
 @ROUTES.get("/metrics")
@@ -154,18 +175,6 @@ async def get_websocket(request: web.Request) -> web.WebSocketResponse:
         return await connection.run(request)
     finally:
         connections.remove(connection)
-
-
-async def _read(request: web.Request) -> bytes:
-    try:
-        return await request.read()
-    except web.RequestPayloadError as error:
-        raise RequestError(
-            "invalid_json",
-            "The body cannot be read: it is not what its headers say, or was cut.",
-            field="body",
-            remedy="Send one JSON object in UTF-8; a Content-Encoding must be true.",
-        ) from error
 
 
 def _output_of(request: web.Request) -> int:

@@ -1,4 +1,4 @@
-"""The parts of one ``submit`` on their way from the websocket to files.
+"""The parts of one ``submit`` on their way from the websocket to files: safetensors, and files of pictures and sound.
 
 What was announced is checked before a byte is read; slices are written and hashed as they come. Raises `RequestError`
 for everything that a client can get wrong; the caller then drops the upload and goes on with the connection.
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
 from ..contract.errors import EngineBusyError, RequestError
+from ..contract.framing import TensorInfo, read_header
 from ..contract.messages import Submit
-from ..contract.requests import Request
+from ..contract.requests import Request, file_parts, media_of
 from ..contract.tensors import Headers
 from ..controller_folder import RunFolder, folder_busy
 from ..wire import PartWriter
@@ -22,8 +24,9 @@ MAX_PARTS = 160
 MAX_UPLOADS = 8
 """Messages of one connection whose parts may be on their way at once."""
 _MAX_MESSAGE = 2**32 - 1
-_SMALLEST_PART = 10
+_SMALLEST_TENSORS = 10
 """Bytes of the smallest safetensors file: its length and ``{}``."""
+_PART_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
 def check_job_id(job_id: str) -> None:
@@ -46,39 +49,106 @@ def check_job_id(job_id: str) -> None:
         )
 
 
-def check_announcement(submit: Submit, *, max_body_bytes: int) -> None:
+def is_part_name(name: str) -> bool:
+    """Whether a part may have this ``name``; names become file names further on."""
+    return _PART_NAME.fullmatch(name) is not None
+
+
+def check_announcement(submit: Submit, request: Request, *, max_body_bytes: int) -> None:
     """Check what ``submit`` says about its parts, before any of their bytes is read.
 
     Raises:
-        RequestError: ``out_of_range`` or ``body_too_large``.
+        RequestError: ``out_of_range``, ``bad_media`` for an empty file, or ``body_too_large``.
     """
     if submit.parts and not 1 <= submit.message <= _MAX_MESSAGE:
         raise _bad("message", submit.message, "A message with parts has a number from 1 to 2^32 - 1.")
     if len(submit.parts) > MAX_PARTS:
         raise _bad("parts", len(submit.parts), f"A message has at most {MAX_PARTS} parts.")
-    names = [part.name for part in submit.parts]
+    names, files = [part.name for part in submit.parts], file_parts(request)
     for index, part in enumerate(submit.parts):
-        # Names become file names further on.
-        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", part.name) or names.index(part.name) != index:
+        if not is_part_name(part.name) or names.index(part.name) != index:
             message = "A part's name is of letters, digits and '_', at most 64, and unique in its message."
             raise _bad(f"parts[{index}].name", part.name, message)
-        if part.bytes < _SMALLEST_PART:
-            raise _bad(f"parts[{index}].bytes", part.bytes, f"A part has at least {_SMALLEST_PART} bytes.")
+        if part.bytes == 0 and part.name in files:
+            raise empty_file(part.name, request)
+        smallest = 1 if part.name in files else _SMALLEST_TENSORS
+        if part.bytes < smallest:
+            raise _bad(f"parts[{index}].bytes", part.bytes, f"A part of safetensors has at least {smallest} bytes.")
         if not re.fullmatch("[0-9a-fA-F]{64}", part.sha256):
             raise _bad(f"parts[{index}].sha256", part.sha256, "A sha256 is 64 hexadecimal digits.")
     total = sum(part.bytes for part in submit.parts)
     if total > max_body_bytes:
-        raise RequestError(
-            "body_too_large",
-            f"The parts have {total} bytes, the limit is {max_body_bytes}.",
-            field="parts",
-            value=total,
-            remedy="Send less, or raise --max-body-bytes.",
-        )
+        raise too_large(total, max_body_bytes)
+
+
+def too_large(total: int, limit: int) -> RequestError:
+    """Return the refusal of parts of ``total`` bytes or more."""
+    return RequestError(
+        "body_too_large",
+        f"The parts have {total} bytes, the limit is {limit}.",
+        field="parts",
+        value=total,
+        remedy="Send less, or raise --max-body-bytes.",
+    )
+
+
+def empty_file(name: str, request: Request) -> RequestError:
+    """Return the refusal of a file of no bytes."""
+    path = next(path for path, media in media_of(request) if media.part == name)
+    return RequestError(
+        "bad_media",
+        f"The file of {path} is empty.",
+        field=f"request.{path}",
+        value=name,
+        remedy="Send a picture, clip or sound.",
+    )
 
 
 def _bad(field: str, value: object, message: str) -> RequestError:
     return RequestError("out_of_range", message, field=field, value=value, remedy="Correct the announcement.")
+
+
+def check_room(total: int, run_folder: RunFolder) -> None:
+    """Check that ``total`` bytes fit the run folder.
+
+    Raises:
+        EngineBusyError: ``queue_full``.
+    """
+    free = run_folder.free_bytes()
+    if total > free:
+        raise EngineBusyError(
+            "queue_full",
+            f"The run folder has {free} bytes left, the parts need {total}.",
+            field="parts",
+            value=total,
+            remedy="Try again when other jobs are done, or give --run-dir a larger folder.",
+        )
+
+
+def read_headers(files: Mapping[str, Path], request: Request) -> Headers:
+    """Return the safetensors headers of complete parts; none for those that are files.
+
+    Args:
+        files: part name → its file.
+
+    Raises:
+        RequestError: ``bad_tensor``, or ``bad_media`` for an empty file.
+        EngineBusyError: ``queue_full`` when a file cannot be opened just now.
+    """
+    headers: dict[str, Mapping[str, TensorInfo]] = {}
+    plain = file_parts(request)
+    try:
+        for name, path in files.items():
+            if name in plain:
+                if path.stat().st_size == 0:
+                    raise empty_file(name, request)
+                headers[name] = {}
+                continue
+            with path.open("rb") as file:
+                headers[name] = read_header(file, path.stat().st_size, field=f"parts.{name}")
+    except OSError as error:
+        raise folder_busy(error) from error
+    return headers
 
 
 class Upload:
@@ -90,21 +160,12 @@ class Upload:
         Raises:
             EngineBusyError: ``queue_full`` when the run folder has no room for them.
         """
-        total = sum(part.bytes for part in submit.parts)
-        free = run_folder.free_bytes()
-        if total > free:
-            raise EngineBusyError(
-                "queue_full",
-                f"The run folder has {free} bytes left, the parts need {total}.",
-                field="parts",
-                value=total,
-                remedy="Try again when other jobs are done, or give --run-dir a larger folder.",
-            )
+        check_room(sum(part.bytes for part in submit.parts), run_folder)
         self.submit = submit
         self.request = request
         self.folder = run_folder.make("upload")
         self._writers = [
-            PartWriter(part, self.folder / f"{index}.safetensors", field=f"parts.{part.name}")
+            PartWriter(part, self.folder / str(index), field=f"parts.{part.name}")
             for index, part in enumerate(submit.parts)
         ]
 
@@ -147,7 +208,4 @@ class Upload:
         """
         for writer in self._writers:
             writer.finish()
-        try:
-            return {writer.part.name: writer.header() for writer in self._writers}
-        except OSError as error:
-            raise folder_busy(error) from error
+        return read_headers(self.inputs, self.request)

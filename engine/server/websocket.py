@@ -110,9 +110,9 @@ class Connection:
             self._resume(message)
 
     async def _submit(self, submit: Submit) -> None:
-        check_announcement(submit, max_body_bytes=self._controller.config.limits.max_body_bytes)
         self._controller.check_new(submit.job_id)
         request = parse_request(submit.request)
+        check_announcement(submit, request, max_body_bytes=self._controller.config.limits.max_body_bytes)
         if not submit.parts:
             plan = await self._controller.check(request, {})
             self._follow(self._controller.submit(submit.job_id, plan, inputs={}, owner=self))
