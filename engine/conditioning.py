@@ -78,7 +78,11 @@ class Conditions:
     def named(self) -> dict[str, torch.Tensor]:
         """Return the tensors by their names in a part ``conditioning``."""
         found = {}
-        for group, entries in (("conditions", self.conditions), ("references", self.references)):
+        groups: tuple[tuple[str, Sequence[EncodedCondition | EncodedReference]], ...] = (
+            ("conditions", self.conditions),
+            ("references", self.references),
+        )
+        for group, entries in groups:
             for number, entry in enumerate(entries):
                 for stream, latent in (("video", entry.video), ("audio", entry.audio)):
                     if latent is not None:

@@ -47,14 +47,18 @@ class Outputs(Protocol):
     def same(self, name: str, path: Path) -> None:
         """Give the input file ``path`` back as it is."""
 
+    def of_output(self, number: int) -> Outputs:
+        """Return where the pieces of output ``number`` of the request go; this one's are those of output 0."""
+
 
 class RelayOutputs:
     """Rank 0's: writes below the job's folder and announces over the link."""
 
-    def __init__(self, link: RankLink, job_id: str, folder: Path) -> None:
+    def __init__(self, link: RankLink, job_id: str, folder: Path, *, number: int = 0) -> None:
         self._link = link
         self._job_id = job_id
         self._folder = folder
+        self._number = number
 
     def event(self, event: Event) -> None:
         """Send ``event``; the controller numbers it."""
@@ -72,13 +76,13 @@ class RelayOutputs:
         metadata: dict[str, str] | None = None,
     ) -> None:
         """Write and announce one safetensors file."""
-        path = self._folder / f"{name}-{index}.safetensors"
+        path = self._folder / f"{name}-{self._number}-{index}.safetensors"
         save_file({key: tensor.cpu().contiguous() for key, tensor in tensors.items()}, path, metadata)
         self._announce(name, path, "safetensors", index=index, last=last)
 
     def new_file(self, name: str) -> Path:
         """Return a path in the job's folder."""
-        return self._folder / name
+        return self._folder / f"{self._number}-{name}"
 
     def file(self, name: str, path: Path, file_format: str) -> None:
         """Announce ``path``."""
@@ -93,8 +97,13 @@ class RelayOutputs:
         self._announce(name, copy, "safetensors")
 
     def _announce(self, name: str, path: Path, file_format: str, *, index: int = 0, last: bool = True) -> None:
-        message: dict[str, Any] = {"op": "output", "job_id": self._job_id, "name": name, "index": index}
-        self._link.send({**message, "last": last, "format": file_format, "path": str(path)})
+        message: dict[str, Any] = {"op": "output", "job_id": self._job_id, "output": self._number}
+        piece = {"name": name, "index": index, "last": last, "format": file_format, "path": str(path)}
+        self._link.send({**message, **piece})
+
+    def of_output(self, number: int) -> RelayOutputs:
+        """Return the same with another number."""
+        return RelayOutputs(self._link, self._job_id, self._folder, number=number)
 
 
 def _flat(tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -127,3 +136,7 @@ class NoOutputs:
 
     def same(self, name: str, path: Path) -> None:
         """Nothing."""
+
+    def of_output(self, number: int) -> NoOutputs:
+        """Nowhere either."""
+        return self

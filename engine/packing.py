@@ -32,6 +32,8 @@ from diffusers.utils.torch_utils import maybe_adjust_dtype_for_device
 from .contract import geometry
 from .contract.limits import ModelFacts
 
+_FRAME_TIME = float(_ROPE_FRAME_RESCALE)
+"""Time of one pixel frame, in audio latents: 5/3."""
 VISUAL_CONDITION_TIME = 0.999
 """The time at which visual condition rows are held (1 is clean)."""
 
@@ -209,7 +211,7 @@ def build_layout(
 def _latent_spans(frames: int) -> list[float]:
     """Return the time that each of ``frames`` latent frames takes, 5/3 for every pixel frame it covers."""
     pattern = _ROPE_FRAMES_PER_LATENT
-    return [_ROPE_FRAME_RESCALE * pattern[index % len(pattern)] for index in range(frames)]
+    return [_FRAME_TIME * pattern[index % len(pattern)] for index in range(frames)]
 
 
 def _condition_time(block: Block, origin: float, target_frames: int) -> float:
@@ -219,8 +221,8 @@ def _condition_time(block: Block, origin: float, target_frames: int) -> float:
     way), which differs in the last bit from the sum one by one and from the product.
     """
     if block.video is not None and block.frame == geometry.frames_of_latents(target_frames) - 1:
-        return origin + float(np.array(_latent_spans(target_frames)).sum()) - _ROPE_FRAME_RESCALE
-    return origin + _ROPE_FRAME_RESCALE * block.frame
+        return origin + float(np.array(_latent_spans(target_frames)).sum()) - _FRAME_TIME
+    return origin + _FRAME_TIME * block.frame
 
 
 class _Rows:

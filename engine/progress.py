@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from .contract.messages import Event, StageFinished, StageStarted, Step
 
-_WEIGHTS = {"encode_prompt": 2.0, "denoise": 75.0, "decode_audio": 1.0, "decode_video": 22.0}
+_WEIGHTS = {"encode_prompt": 2.0, "encode_media": 3.0, "denoise": 75.0, "decode_audio": 1.0, "decode_video": 22.0}
 """Shares of a job's time, roughly; a job without some stages scales the rest up."""
 
 
@@ -20,6 +20,7 @@ class Progress:
     """
 
     def __init__(self, stages: tuple[str, ...], emit: Callable[[Event], None]) -> None:
+        """Prepare for ``stages`` in the order that they run; one that runs again is there again."""
         total = sum(_WEIGHTS[stage] for stage in stages)
         self.stage: str | None = None
         self._shares = {stage: _WEIGHTS[stage] / total for stage in stages}

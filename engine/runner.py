@@ -20,20 +20,35 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from .conditioning import NOTHING, Conditions
 from .contract.errors import EngineError, JobCancelled, JobError, RequestError
-from .contract.requests import Decode, Denoise, Echo, EncodePrompt, Generate, Request, parse_request, stages_of
+from .contract.requests import (
+    Decode,
+    Denoise,
+    Echo,
+    EncodeMedia,
+    EncodePrompt,
+    Generate,
+    Request,
+    parse_request,
+    stages_of,
+)
 from .frames import FrameSink, Mp4Frames, TensorFrames
 from .models.bundle import Models
+from .noise import NoiseShapes, NoiseWorker
 from .outputs import Outputs
+from .packing import latent_grid
 from .parallel.agreement import CONSEQUENCE, Agreement
 from .parallel.collectives import DataGroupError, collect_json, share_tensors
 from .parallel.mesh import Mesh
 from .parallel.watchdog import Watchdog
 from .progress import Progress
-from .stages.base import Latents, PromptEmbeds, StageContext
+from .runner_media import JobMedia, fit_source, load_prepared, source_latents
+from .stages.base import Latents, Prepared, PromptEmbeds, StageContext
 from .stages.decode_audio import decode_audio
 from .stages.decode_video import decode_video
 from .stages.denoise import check_conditioning, denoise
+from .stages.encode_media import EncodedMedium, encode_media
 from .stages.encode_prompt import encode_prompt
 from .vae.chunks import count_chunks
 
@@ -74,7 +89,7 @@ class JobRunner:
         """
         agreement = Agreement(self._mesh, cancelled)
         request = parse_request(message["request"])
-        progress = Progress(stages_of(request), outputs.event)
+        progress = Progress(_planned(request), outputs.event)
         job = _Job(self._models, self._mesh, agreement, progress, outputs)
         self._watchdog.watch_job(message["job_id"])
         try:
@@ -119,24 +134,34 @@ def job_error(error: Exception, *, stage: str | None, rank: int) -> EngineError:
     if isinstance(error, EngineError):
         return error
     where = {"stage": stage, "rank": rank}
+    named = f"[rank {rank}] {type(error).__name__}"
     # The CPU's allocator has no error type of its own.
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error):
         return JobError(
             "out_of_memory",
-            f"Out of memory in stage {stage} on rank {rank}.",
+            f"{named}: out of memory in stage {stage}.",
             remedy="Ask for a smaller canvas or a shorter video, or use more ranks.",
             details=where,
         )
-    text = f"{type(error).__name__} in stage {stage} on rank {rank}: {str(error)[:_TEXT_LIMIT]}"
+    text = f"{named}: {str(error)[:_TEXT_LIMIT]}"
     if isinstance(error, DataGroupError):
         return JobError("job_failed", text, details={**where, CONSEQUENCE: True})
     return JobError("job_failed", text, remedy="The engine's log has the whole traceback.", details=where)
+
+
+def _planned(request: Request) -> tuple[str, ...]:
+    """Return the stages of ``request`` as they will run: for each output, what comes after the encoders once more."""
+    stages = stages_of(request)
+    repeated = tuple(stage for stage in stages if not stage.startswith("encode"))
+    again = request.num_outputs - 1 if isinstance(request, (Denoise, Generate)) else 0
+    return stages + repeated * again
 
 
 class _Job:
     """The stages of one job on one rank."""
 
     def __init__(self, models: Models, mesh: Mesh, agreement: Agreement, progress: Progress, outputs: Outputs) -> None:
+        self._models = models
         self._mesh = mesh
         self._agreement = agreement
         self._progress = progress
@@ -161,74 +186,152 @@ class _Job:
     def perform(self, request: Request, inputs: Mapping[str, Path]) -> dict[str, Any]:
         """Run the stages of ``request``; return the facts of the result."""
         if isinstance(request, EncodePrompt):
-            return self._encode_prompt(request)
+            return self._encode_prompt(request, JobMedia.load(request, inputs))
+        if isinstance(request, EncodeMedia):
+            return self._encode_source(request, inputs) if request.source else self._encode_guides(request, inputs)
         if isinstance(request, Denoise):
             tensors = load_file(inputs["conditioning"])
             embeds = PromptEmbeds(tensors["prompt_embeds"], tensors["token_tags"])
             check_conditioning(embeds)
-            self._denoise(embeds, request)
+            conditions = Conditions.read(tensors, request.conditions, request.references)
+            for number in range(request.num_outputs):
+                self._denoise(embeds, conditions, request, number)
             return {}
         if isinstance(request, Decode):
             tensors = load_file(inputs["latents"])
-            return self._decode(Latents(tensors["video"], tensors["audio"]), request)
+            return self._decode(Latents(tensors["video"], tensors["audio"]), request, self._outputs)
         if isinstance(request, Generate):
-            return self._generate(request)
+            return self._generate(request, JobMedia.load(request, inputs))
         assert isinstance(request, Echo)
         for name, path in inputs.items():
             self._outputs.same(name, path)
         return {"parts": len(inputs)}
 
-    def _encode_prompt(self, request: EncodePrompt) -> dict[str, Any]:
-        embeds = self._encode(request.prompt)
-        if embeds is None:
+    def _encode_prompt(self, request: EncodePrompt, media: JobMedia) -> dict[str, Any]:
+        embeds = self._encode_text(request.prompt, media)
+        conditions = self._encode_conditions(media)
+        if embeds is None or conditions is None:
             return {}
-        self._outputs.tensors("conditioning", vars(embeds))
-        return {"tokens": embeds.token_tags.shape[0]}
+        self._outputs.tensors("conditioning", {**vars(embeds), **conditions.named()})
+        return {"tokens": embeds.token_tags.shape[0], **conditions.facts()}
 
-    def _generate(self, request: Generate) -> dict[str, Any]:
-        embeds = self._encode(request.prompt)
-        shared = share_tensors(None if embeds is None else vars(embeds), self._mesh)
-        return self._decode(self._denoise(PromptEmbeds(**shared), request), request)
+    def _encode_guides(self, request: EncodeMedia, inputs: Mapping[str, Path]) -> dict[str, Any]:
+        conditions = self._encode_conditions(JobMedia.load(request, inputs))
+        if conditions is None:
+            return {}
+        self._outputs.tensors("conditioning", conditions.named())
+        return conditions.facts()
 
-    def _encode(self, prompt: str) -> PromptEmbeds | None:
+    def _encode_source(self, request: EncodeMedia, inputs: Mapping[str, Path]) -> dict[str, Any]:
+        width, height, frames = _sizes(request)
+        medium = fit_source(load_prepared(inputs["source"]), width=width, height=height, frames=frames)
+        encoded = self._encode_media([medium])
+        if encoded is not None:
+            self._outputs.tensors("latents", vars(source_latents(encoded[0])))
+        return {"width": width, "height": height, "frames": frames}
+
+    def _generate(self, request: Generate, media: JobMedia) -> dict[str, Any]:
+        with self._noise_worker(request, media) as noise:
+            embeds = self._encode_text(request.prompt, media)
+            shared = share_tensors(None if embeds is None else vars(embeds), self._mesh)
+            conditions = self._share(self._encode_conditions(media), media)
+            return self._make_outputs(PromptEmbeds(**shared), conditions, request, noise)
+
+    def _noise_worker(self, request: Generate, media: JobMedia) -> NoiseWorker:
+        """Begin to draw the first output's noise."""
+        facts = self._models.facts
+        width, height, frames = _sizes(request)
+        grid = latent_grid(facts, width=width, height=height, frames=frames)
+        return NoiseWorker(NoiseShapes.of(grid, media.blocks(facts)), seed=request.seed)
+
+    def _make_outputs(
+        self, embeds: PromptEmbeds, conditions: Conditions, request: Generate, noise: NoiseWorker
+    ) -> dict[str, Any]:
+        """Make one output after the other; nothing of one is held when the next begins."""
+        facts: dict[str, Any] = {}
+        for number in range(request.num_outputs):
+            latents = self._denoise(embeds, conditions, request, number, noise if number == 0 else None)
+            facts = self._decode(latents, request, self._outputs.of_output(number))
+            del latents
+        return facts
+
+    def _encode_text(self, prompt: str, media: JobMedia) -> PromptEmbeds | None:
         """Return the conditioning on rank 0, which is known to all to have it, and None elsewhere."""
         with self._progress.running("encode_prompt"):
-            embeds = encode_prompt(self._ctx, prompt=prompt)
+            embeds = encode_prompt(self._ctx, prompt=prompt, shown=media.shown())
         # The sums over the parts of a divided text encoder are data collectives: all ranks must have left them.
         self._boundary()
         return embeds if self._mesh.layout.rank == 0 else None
 
-    def _denoise(self, embeds: PromptEmbeds, request: Denoise | Generate) -> Latents:
-        # The server resolved the request: sizes are final.
-        assert request.width is not None
-        assert request.height is not None
-        assert request.frames is not None
+    def _encode_conditions(self, media: JobMedia) -> Conditions | None:
+        """Return what the keyframes, guides and references become, on rank 0; None elsewhere."""
+        if not media.media():
+            return NOTHING if self._mesh.layout.rank == 0 else None
+        encoded = self._encode_media(media.media())
+        return None if encoded is None else media.assemble(encoded)
+
+    def _encode_media(self, media: list[Prepared]) -> list[EncodedMedium] | None:
+        with self._progress.running("encode_media"):
+            encoded = encode_media(self._ctx, media)
+            self._boundary()
+        return encoded
+
+    def _share(self, conditions: Conditions | None, media: JobMedia) -> Conditions:
+        """Return rank 0's ``conditions`` on every rank's device."""
+        if not media.media():
+            return NOTHING
+        named = share_tensors(None if conditions is None else conditions.named(), self._mesh)
+        return Conditions.read(named, media.conditions(), media.reference_entries())
+
+    def _denoise(
+        self,
+        embeds: PromptEmbeds,
+        conditions: Conditions,
+        request: Denoise | Generate,
+        number: int,
+        noise: NoiseWorker | None = None,
+    ) -> Latents:
+        """Make and give the latents of output ``number``."""
+        width, height, frames = _sizes(request)
         with self._progress.running("denoise"):
             latents = denoise(
                 self._ctx,
                 embeds,
-                width=request.width,
-                height=request.height,
-                frames=request.frames,
+                width=width,
+                height=height,
+                frames=frames,
                 steps=request.steps,
-                seed=request.seed,
+                seed=request.seed + number,
                 pad_seq_len=request.pad_seq_len,
+                conditions=conditions,
+                noise=noise,
             )
             self._boundary()
-        self._outputs.tensors("latents", vars(latents))
+        self._outputs.of_output(number).tensors("latents", vars(latents))
         return latents
 
-    def _decode(self, latents: Latents, request: Decode | Generate) -> dict[str, Any]:
+    def _decode(self, latents: Latents, request: Decode | Generate, outputs: Outputs) -> dict[str, Any]:
         """Sound first, so that it can be interleaved with the pictures as they come."""
         with self._progress.running("decode_audio"):
             audio = decode_audio(self._ctx, latents.audio)
-        with self._progress.running("decode_video"), self._frame_sink(latents, audio, request) as frames:
+        with self._progress.running("decode_video"), _frame_sink(outputs, latents, audio, request) as frames:
             for chunk in decode_video(self._ctx, latents.video):
                 frames.add(chunk)
         return frames.facts()
 
-    def _frame_sink(self, latents: Latents, audio: torch.Tensor | None, request: Decode | Generate) -> FrameSink:
-        if request.container == "mp4":
-            return Mp4Frames(self._outputs, audio)
-        chunks = count_chunks(latents.video.shape[2])
-        return TensorFrames(self._outputs, audio, chunks=chunks, dtype=request.frame_dtype)
+
+def _sizes(request: EncodeMedia | Denoise | Generate) -> tuple[int, int, int]:
+    """Return width, height and frames; the server resolved the request, so that they are final."""
+    assert request.width is not None
+    assert request.height is not None
+    assert request.frames is not None
+    return request.width, request.height, request.frames
+
+
+def _frame_sink(
+    outputs: Outputs, latents: Latents, audio: torch.Tensor | None, request: Decode | Generate
+) -> FrameSink:
+    if request.container == "mp4":
+        return Mp4Frames(outputs, audio)
+    chunks = count_chunks(latents.video.shape[2])
+    return TensorFrames(outputs, audio, chunks=chunks, dtype=request.frame_dtype)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .contract.errors import JobError
-from .packing import LatentGrid, PackedLayout
+from .packing import PackedLayout
 from .parallel.sharding import sequence_parallel_of
 
 
@@ -55,17 +55,6 @@ def set_schedules(video: Any, audio: Any, *, steps: int, device: torch.device) -
     return Schedules(video, audio)
 
 
-def draw_noise(grid: LatentGrid, *, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the initial noise of a seed, on the CPU: video latents [1, C, T, h, w], then audio rows [2A, Ca].
-
-    One generator, in this order: it is what a seed means in diffusers.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    video = torch.randn(grid.video_shape, generator=generator)
-    audio = torch.randn(grid.audio_rows_shape, generator=generator)
-    return video, audio
-
-
 @torch.no_grad()
 def sample(
     transformer: Any,
@@ -82,11 +71,13 @@ def sample(
 
     Args:
         transformer: diffusers' transformer, possibly wrapped for parallel attention; it must be for a padded layout.
-        video_rows: [Nv, C*p*p] fp32. audio_rows: [Na, Ca] fp32. prompt_embeds: [1, L, text_dim]; all on one device.
+        video_rows: [Nv, C*p*p] fp32. audio_rows: [Na, Ca] fp32; of both the conditions' rows come first and stay as
+            they are. prompt_embeds: [1, L, text_dim]; all on one device.
 
     Returns:
-        The denoised video and audio rows, of the shapes that came in.
+        The denoised video and audio rows of the target.
     """
+    kept_video, kept_audio = layout.condition_video_rows, layout.condition_audio_rows
     device = video_rows.device
     inputs: dict[str, Any] = dict(layout.forward_inputs(device))
     if sequence_parallel_of(transformer) is not None:
@@ -107,7 +98,13 @@ def sample(
             return_dict=False,
             **inputs,
         )
-        video_rows = schedules.video.step(video_velocity[0].float(), video_time, video_rows, return_dict=False)[0]
-        audio_rows = schedules.audio.step(audio_velocity[0].float(), audio_time, audio_rows, return_dict=False)[0]
+        video_rows = _step(schedules.video, video_velocity[0], video_time, video_rows, kept_video)
+        audio_rows = _step(schedules.audio, audio_velocity[0], audio_time, audio_rows, kept_audio)
         report(step + 1, total)
-    return video_rows, audio_rows
+    return video_rows[kept_video:], audio_rows[kept_audio:]
+
+
+def _step(scheduler: Any, velocity: torch.Tensor, time: torch.Tensor, rows: torch.Tensor, kept: int) -> torch.Tensor:
+    """Return ``rows`` one step on; the first ``kept`` are conditions."""
+    moved: torch.Tensor = scheduler.step(velocity[kept:].float(), time, rows[kept:], return_dict=False)[0]
+    return torch.cat([rows[:kept], moved]) if kept else moved

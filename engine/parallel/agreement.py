@@ -2,7 +2,7 @@
 
 `Agreement.settle` is the one meeting point of a job: every rank calls it at the same boundaries, or once with the
 error that took it out of the job. All ranks leave it alike: none raises, or all raise the same `EngineError` (the most
-telling one, of the lowest rank that has one). What a failure poisons is in `Agreement.poisoned`. A peer that died
+telling one). What a failure poisons is in `Agreement.poisoned`. A peer that died
 makes the control group itself fail: RuntimeError, after which this rank must end too.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..contract.errors import EngineError, JobCancelled, error_from_dict
+from ..contract.errors import EngineError, JobCancelled, RequestError, error_from_dict
 from .collectives import collect_json
 from .mesh import Mesh
 
@@ -62,6 +62,6 @@ class Agreement:
 
 
 def _most_telling(reports: list[dict[str, Any] | None]) -> EngineError:
-    errors = [report for report in reports if report is not None]
-    causes = [report for report in errors if not report["details"].get(CONSEQUENCE)]
-    return error_from_dict((causes or errors)[0])
+    """Return a fault of the engine's before the caller's, these before consequences; of equals the lowest rank's."""
+    errors = [error_from_dict(report) for report in reports if report is not None]
+    return min(errors, key=lambda error: (bool(error.details.get(CONSEQUENCE)), isinstance(error, RequestError)))

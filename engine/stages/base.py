@@ -26,6 +26,16 @@ class PromptEmbeds:
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """A medium, read and resampled: ``frames`` [F, H, W, 3] uint8 at 24 fps in its final size, ``waveform`` [2, N] fp32
+    at 32 kHz; None: it has none.
+    """
+
+    frames: torch.Tensor | None = None
+    waveform: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Latents:
     """Both streams in ComfyUI's layout: ``video`` [1, C, T, H/16, W/16], ``audio`` [1, Ca, 2, A]; normalised, fp32."""
 

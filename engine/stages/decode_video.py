@@ -12,10 +12,8 @@ from collections.abc import Iterator
 import torch
 
 from ..vae.chunks import count_chunks, decode_chunks
+from ..vae.pixels import PIXEL_MEAN, PIXEL_STD
 from .base import StageContext
-
-_PIXEL_MEAN = (0.485, 0.456, 0.406)
-_PIXEL_STD = (0.229, 0.224, 0.225)
 
 
 def decode_video(ctx: StageContext, video: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -33,8 +31,8 @@ def decode_video(ctx: StageContext, video: torch.Tensor) -> Iterator[torch.Tenso
     mean = torch.tensor(vae.config.latents_mean, device=ctx.device).view(1, -1, 1, 1, 1)
     std = torch.tensor(vae.config.latents_std, device=ctx.device).view(1, -1, 1, 1, 1)
     latents = video.to(ctx.device, torch.float32) * std + mean
-    pixel_mean = torch.tensor(_PIXEL_MEAN, device=ctx.device).view(1, -1, 1, 1, 1)
-    pixel_std = torch.tensor(_PIXEL_STD, device=ctx.device).view(1, -1, 1, 1, 1)
+    pixel_mean = torch.tensor(PIXEL_MEAN, device=ctx.device).view(1, -1, 1, 1, 1)
+    pixel_std = torch.tensor(PIXEL_STD, device=ctx.device).view(1, -1, 1, 1, 1)
     for index, pixels in enumerate(decode_chunks(vae, latents, before_chunk=ctx.boundary)):
         frames = (pixels.float() * pixel_std + pixel_mean).clamp(0, 1)  # [1, 3, f, H, W]
         yield frames[0].permute(1, 2, 3, 0).contiguous()

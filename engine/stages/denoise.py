@@ -1,17 +1,20 @@
 """Stage ``denoise``: conditioning and a seed to latents.
 
-Promise: on one rank in fp32 the latents equal diffusers' t2va bit for bit. ``boundary`` before each forward,
-``report(step, forwards)`` after it. Raises `JobError` for schedules that do not fit together, `RequestError` for
-conditioning whose values no model can read, and what ``boundary`` raises.
+Promise: on one rank in fp32 the latents equal diffusers' t2va, fl2va and ref2va bit for bit; no buffer of noise is left
+when the first forward begins. ``boundary`` before each forward, ``report(step, forwards)`` after it. Raises `JobError`
+for schedules that do not fit together, `RequestError` for conditioning that no model can read or that was encoded for
+another video, and what ``boundary`` raises.
 """
 
 from __future__ import annotations
 
 import torch
 
+from ..conditioning import NOTHING, Conditions
 from ..contract.errors import RequestError
-from ..packing import build_layout, latent_grid, pack_video, unpack_audio, unpack_video
-from ..sampling import draw_noise, sample, set_schedules
+from ..noise import Noise, NoiseShapes, NoiseWorker, draw_noise
+from ..packing import LatentGrid, build_layout, latent_grid, pack_video, unpack_audio, unpack_video
+from ..sampling import sample, set_schedules
 from .base import Latents, PromptEmbeds, StageContext
 
 _TAGS = (0, 1)
@@ -55,27 +58,48 @@ def denoise(
     steps: int,
     seed: int,
     pad_seq_len: int | None = None,
+    conditions: Conditions = NOTHING,
+    noise: NoiseWorker | None = None,
 ) -> Latents:
     """Denoise from the noise of ``seed``; every rank calls it with the same arguments.
 
     Args:
         width, height: pixels. frames: pixel frames on the lattice 17n+5. steps: forwards, 1 or more.
         pad_seq_len: rows to pad the packed sequence to (the transformer must be wrapped); None: no padding.
+        conditions: with references the transformer for references runs.
+        noise: draws the noise of ``seed`` already; None: it is drawn here.
 
     Returns:
         Normalised fp32 latents on the rank's device.
     """
     models = ctx.models
+    conditions.check(width=width, height=height, frames=frames, facts=models.facts)
     grid = latent_grid(models.facts, width=width, height=height, frames=frames)
-    video, audio_rows = draw_noise(grid, seed=seed)
+    blocks = conditions.blocks()
+    shapes = NoiseShapes.of(grid, blocks)
+    video_rows, audio_rows = _initial_rows(
+        ctx, conditions, draw_noise(shapes, seed=seed) if noise is None else noise.take(shapes), grid
+    )
     video_rows, audio_rows = sample(
-        models.transformer,
-        video_rows=pack_video(video, grid.patch).to(ctx.device),
-        audio_rows=audio_rows.to(ctx.device),
+        models.transformer_ref if conditions.references else models.transformer,
+        video_rows=video_rows,
+        audio_rows=audio_rows,
         prompt_embeds=embeds.prompt_embeds.to(ctx.device),
-        layout=build_layout(embeds.token_tags.cpu(), grid, pad_seq_len=pad_seq_len),
+        layout=build_layout(embeds.token_tags.cpu(), grid, blocks, pad_seq_len=pad_seq_len),
         schedules=set_schedules(models.scheduler, models.audio_scheduler, steps=steps, device=ctx.device),
         boundary=ctx.boundary,
         report=ctx.report,
     )
     return Latents(unpack_video(video_rows, grid), unpack_audio(audio_rows, grid))
+
+
+def _initial_rows(
+    ctx: StageContext, conditions: Conditions, noise: Noise, grid: LatentGrid
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return all video and audio rows before the first step, conditions first; copies, so that ``noise`` can go."""
+    pictures = conditions.video_rows(
+        noise.conditions, scheduler=ctx.models.scheduler, patch=grid.patch, device=ctx.device
+    )
+    video = torch.cat([*pictures, pack_video(noise.video, grid.patch).to(ctx.device)])
+    audio = torch.cat([*conditions.audio_rows(ctx.device), noise.audio.to(ctx.device)])
+    return video, audio

@@ -9,8 +9,9 @@ from diffusers import MiniMaxH3Scheduler
 from engine.contract.errors import JobError
 from engine.contract.lengths import used_rows
 from engine.contract.limits import ModelFacts
+from engine.noise import NoiseShapes, draw_noise
 from engine.packing import build_layout, latent_grid, pack_video, unpack_audio, unpack_video
-from engine.sampling import draw_noise, set_schedules
+from engine.sampling import set_schedules
 
 GRID = latent_grid(ModelFacts(), width=96, height=64, frames=22)
 CPU = torch.device("cpu")
@@ -69,10 +70,10 @@ def test_rows_of_one_step_carry_the_time_of_their_stream() -> None:
 
 
 def test_noise_is_drawn_video_first_from_one_generator() -> None:
-    video, audio = draw_noise(GRID, seed=2**64 - 1)
+    noise = draw_noise(NoiseShapes.of(GRID, ()), seed=2**64 - 1)
     generator = torch.Generator().manual_seed(2**64 - 1)
-    assert torch.equal(video, torch.randn(1, 24, 7, 4, 6, generator=generator))
-    assert torch.equal(audio, torch.randn(74, 32, generator=generator))
+    assert torch.equal(noise.video, torch.randn(1, 24, 7, 4, 6, generator=generator))
+    assert torch.equal(noise.audio, torch.randn(74, 32, generator=generator))
 
 
 @pytest.mark.parametrize("steps", [1, 2, 50, 1000])
