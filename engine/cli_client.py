@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from . import env
+from .cli_media import add_media_arguments, media_of_arguments
 from .cli_output import ProgressBar, say, tell
 from .client import EngineClient
 from .config import DEFAULT_PORT, absolute_path
 from .contract.errors import ConfigError, EngineDeadError
-from .contract.limits import DEFAULT_SECONDS, DEFAULT_STEPS
+from .contract.limits import DEFAULT_SECONDS, DEFAULT_STEPS, MAX_OUTPUTS
 from .contract.urls import check_url
 from .contract.words import bytes_in_words
 
@@ -41,24 +42,28 @@ def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--seconds", type=float, help=f"duration (default: {DEFAULT_SECONDS:g})")
     length.add_argument("--frames", type=int, help="frames at 24 a second, snapped up to 17n+5")
-    parser.add_argument("--width", type=int, help="pixels (default: the checkpoint's 16:9 canvas)")
-    parser.add_argument("--height", type=int, help="pixels (default: the checkpoint's 16:9 canvas)")
+    canvas = "pixels (default: as the first or last frame given, else the checkpoint's 16:9 canvas)"
+    parser.add_argument("--width", type=int, help=canvas)
+    parser.add_argument("--height", type=int, help=canvas)
     steps = "how many times the model runs (forwards); 30 to 50 are usual, more is slower (default: %(default)s)"
     parser.add_argument("--steps", type=int, default=DEFAULT_STEPS, help=steps)
     parser.add_argument("--seed", type=int, default=0, help="0 to 2^64 - 1 (default: %(default)s)")
+    several = f"videos to make, 1 to {MAX_OUTPUTS}, with seeds SEED, SEED + 1, … (default: 1)"
+    parser.add_argument("--num-outputs", type=int, metavar="N", help=several)
     parser.add_argument("--pad-seq-len", type=int, metavar="ROWS", help="rows to pad the sequence to, a multiple of 64")
+    add_media_arguments(parser)
     add_output(parser, "output.mp4")
 
 
 def add_output(parser: argparse.ArgumentParser, default: str) -> None:
     """Add ``--output``, the MP4 to write."""
-    words = "the MP4 file to write (default: %(default)s)"
+    words = "the MP4 file to write; several get numbers, FILE-1.mp4, FILE-2.mp4, … (default: %(default)s)"
     parser.add_argument("-o", "--output", default=default, metavar="FILE.mp4", help=words)
 
 
 def request_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the ``generate`` request of the command line; what is not given is left to the engine."""
-    names = ("prompt", "seconds", "frames", "width", "height", "steps", "seed", "pad_seq_len")
+    names = ("prompt", "seconds", "frames", "width", "height", "steps", "seed", "num_outputs", "pad_seq_len")
     given = {name: getattr(arguments, name) for name in names}
     return {"task": "generate", **{name: value for name, value in given.items() if value is not None}}
 
@@ -70,7 +75,8 @@ def output_of(arguments: argparse.Namespace) -> Path:
         ConfigError: no file can be put there, for it is a folder or in none; or it is not to be an MP4.
     """
     output = absolute_path(arguments.output, field="output")
-    if output.is_dir():
+    count = min(getattr(arguments, "num_outputs", None) or 1, MAX_OUTPUTS)
+    if any(path.is_dir() for path in (output, *numbered(output, count))):
         problem, remedy = "it is a folder", f"Give the file's name too, for example {output / 'output.mp4'}."
     elif not output.parent.is_dir():
         problem, remedy = f"there is no folder {output.parent}", "Make it first, or choose a folder that exists."
@@ -88,7 +94,7 @@ def output_of(arguments: argparse.Namespace) -> Path:
 
 
 def run_generate(arguments: argparse.Namespace) -> int:
-    """Generate one video and say its path."""
+    """Generate one video, or several, and say the paths."""
     if arguments.prompt is None:
         raise ConfigError(
             "config_bad_value",
@@ -97,13 +103,20 @@ def run_generate(arguments: argparse.Namespace) -> int:
             remedy='Give one: --prompt "A red fox in the snow".',
         )
     output = output_of(arguments)
-    path = asyncio.run(generate(_client(arguments), request_of(arguments), output))
-    say(str(path))
+    media, parts = media_of_arguments(arguments)
+    request = {**request_of(arguments), **media}
+    for path in asyncio.run(generate(_client(arguments), request, output, parts)):
+        say(str(path))
     return 0
 
 
-async def generate(client: EngineClient, request: Mapping[str, Any], output: Path) -> Path:
-    """Run ``request`` with a progress bar and put its MP4 at ``output``; return it.
+async def generate(
+    client: EngineClient, request: Mapping[str, Any], output: Path, parts: Mapping[str, Path] | None = None
+) -> list[Path]:
+    """Run ``request`` with a progress bar and put its MP4s at ``output``; return where they are.
+
+    Args:
+        parts: part name → file of its media.
 
     Raises:
         EngineError: the job's error.
@@ -119,9 +132,19 @@ async def generate(client: EngineClient, request: Mapping[str, Any], output: Pat
     with scratch as folder, contextlib.closing(bar):
         async with client:
             await _wait_until_loaded(client, bar)
-            outcome = await client.run(request, folder=Path(folder), on_event=bar.take)
-        outcome.outputs["video"][0].replace(output)
-    return output
+            outcome = await client.run(request, folder=Path(folder), inputs=parts, on_event=bar.take)
+        videos = outcome.outputs["video"]
+        paths = numbered(output, len(videos))
+        for made, path in zip(videos, paths, strict=True):
+            made.replace(path)
+    return paths
+
+
+def numbered(output: Path, count: int) -> list[Path]:
+    """Return the paths of ``count`` files: ``output`` itself, or ``output`` with -1, -2, … before its suffix."""
+    if count == 1:
+        return [output]
+    return [output.with_name(f"{output.stem}-{number}{output.suffix}") for number in range(1, count + 1)]
 
 
 async def _wait_until_loaded(client: EngineClient, bar: ProgressBar) -> None:

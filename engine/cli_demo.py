@@ -84,7 +84,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
         with _serving(folder, Path(scratch)) as url:
             request = {"task": "generate", "prompt": _PROMPT, "seconds": _SECONDS, "steps": _STEPS, "seed": 1}
             client = EngineClient(url, token=env.read_token())
-            path = asyncio.run(generate(client, request, output))
+            [path] = asyncio.run(generate(client, request, output))
     say(str(path))
     return 0
 

@@ -37,12 +37,25 @@ EventHandler: TypeAlias = Callable[[Mapping[str, Any]], None]
 
 @dataclass
 class Outcome:
-    """What a job gave: ``outputs`` name → files in order of their index, and the facts of its ``done`` event."""
+    """What a job gave.
+
+    Attributes:
+        outputs: name → files in order of their index; of several outputs one after the other.
+        by_output: the same for each output: its number → name → files.
+        facts: of the ``done`` event. seconds: from start to end.
+    """
 
     job_id: str
     outputs: dict[str, list[Path]] = field(default_factory=dict)
+    by_output: dict[int, dict[str, list[Path]]] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Take the file of an ``output`` event."""
+        name, path = event["name"], event["path"]
+        self.outputs.setdefault(name, []).append(path)
+        self.by_output.setdefault(event.get("output", 0), {}).setdefault(name, []).append(path)
 
 
 class Channel:
@@ -57,7 +70,7 @@ class Channel:
     async def submit(
         self, request: Mapping[str, Any], *, job_id: str, inputs: Mapping[str, Path] | None = None
     ) -> None:
-        """Send a request and its parts (part name → safetensors file)."""
+        """Send a request and its parts (part name → file: safetensors, or a picture, clip or sound)."""
         inputs = inputs or {}
         self._last_message += 1
         message = self._last_message
@@ -206,7 +219,7 @@ class EngineClient:
             nonlocal seen
             seen = max(seen, event["seq"])
             if event["type"] == "output":
-                outcome.outputs.setdefault(event["name"], []).append(event["path"])
+                outcome.add(event)
             if on_event is not None:
                 on_event(event)
 

@@ -169,9 +169,9 @@ def test_an_upload_is_complete_when_all_its_parts_are(folder: RunFolder) -> None
 
 def test_an_announcement_over_the_limit_is_refused_by_its_sum() -> None:
     parts = tuple(Part(name, 600, "0" * 64) for name in ("a", "b"))
-    check_announcement(Submit(1, "id", {}, 1, parts), max_body_bytes=1200)
+    check_announcement(Submit(1, "id", {}, 1, parts), ECHO, max_body_bytes=1200)
     with pytest.raises(RequestError) as caught:
-        check_announcement(Submit(1, "id", {}, 1, parts), max_body_bytes=1199)
+        check_announcement(Submit(1, "id", {}, 1, parts), ECHO, max_body_bytes=1199)
     assert (caught.value.code, caught.value.value) == ("body_too_large", 1200)
 
 
