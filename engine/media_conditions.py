@@ -1,0 +1,213 @@
+"""Keyframes, guides and a source to edit, on the canvas of the video.
+
+Keyframes, as diffusers does it: the first given is stretched to the canvas, which follows its shape unless the request
+names one; a follower is cover-cropped. Guides are cover-cropped, their clips floored to 17k+5 frames or cut to the
+first, their sound cut to the latents that the timeline has left.
+A source to edit keeps its own size, rounded to the canvas multiple, unless the request names one, and is cover-cropped;
+it loses no picture: its last one is held until the frame count is on the lattice (a request's own count cuts it), and
+its sound is cut or followed by silence to the same end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from .contract import geometry, media_limits
+from .contract.errors import RequestError
+from .contract.media import Guide, Keyframe, Source
+from .media_files import bad_media, reading
+from .media_fit import cover_crop, stretch
+from .media_job import Found, MediaJob, seconds_of, write_clip
+from .media_sound import Waveform, fitted, to_model
+from .media_store import PreparedPart
+
+_AUDIO_SECONDS = 1 / geometry.AUDIO_LATENTS_PER_SECOND
+
+
+@dataclasses.dataclass(frozen=True)
+class Canvas:
+    """The video that media are prepared for: pixels, and pixel frames 17n+5."""
+
+    width: int
+    height: int
+    frames: int
+
+
+def in_packed_order(keyframes: Sequence[Keyframe]) -> tuple[Keyframe, ...]:
+    """Return the first keyframe, then the last, whatever order they were sent in."""
+    return tuple(sorted(keyframes, key=lambda keyframe: keyframe.at != "first"))
+
+
+def prepare_keyframes(
+    job: MediaJob, keyframes: Sequence[Keyframe], *, width: int | None, height: int | None, frames: int
+) -> tuple[Canvas, list[dict[str, Any]]]:
+    """Make the parts ``keyframes.<i>``; return the canvas and of each keyframe its facts.
+
+    Args:
+        keyframes: one or more, as `in_packed_order`. width, height: of the request; None: the first one decides.
+    """
+    facts = []
+    for index, keyframe in enumerate(keyframes):
+        pixels = job.picture(keyframe.media, f"keyframes[{index}].media")
+        if width is None or height is None:
+            own_height, own_width = pixels.shape[:2]
+            media_limits.check_aspect(own_width, own_height, field=f"request.keyframes[{index}].media")
+            width, height = geometry.default_canvas(
+                own_width,
+                own_height,
+                short_edge=job.facts.canvas_short_edge,
+                max_pixels=job.facts.canvas_max_pixels,
+                multiple=job.facts.canvas_multiple,
+            )
+        part = job.part(f"keyframes.{index}")
+        part.add((cover_crop if index else stretch)(pixels, width, height))
+        part.finish()
+        facts.append({"frame": 0 if keyframe.at == "first" else frames - 1, "frames": 1, "audio_latents": 0})
+    assert width is not None
+    assert height is not None
+    return Canvas(width, height, frames), facts
+
+
+def prepare_guides(job: MediaJob, guides: Sequence[Guide], canvas: Canvas) -> list[dict[str, Any]]:
+    """Make the parts ``guides.<i>``; return of each guide its frame, frames and audio_latents.
+
+    Args:
+        guides: with their starts resolved to frames of the canvas.
+    """
+    return [_guide(job, guide, index, canvas) for index, guide in enumerate(guides)]
+
+
+def _guide(job: MediaJob, guide: Guide, index: int, canvas: Canvas) -> dict[str, Any]:
+    path, start = f"guides[{index}]", guide.frame or 0
+    part = job.part(f"guides.{index}")
+    length = 0
+    if guide.media is not None:
+        length = _guide_pictures(job, guide, part, path, canvas)
+    most = media_limits.guide_audio_latents(start=start, frames=canvas.frames)
+    seconds = most * _AUDIO_SECONDS
+    sound = job.sound(guide, path, seconds=seconds + 1)
+    waveform: Waveform | None = None
+    if sound is not None:
+        field = f"request.{path}.{'media' if guide.audio is None else 'audio'}"
+        waveform = to_model(sound, seconds=seconds, rate=job.facts.sample_rate, field=field)
+        waveform = waveform[:, : most * geometry.SAMPLES_PER_AUDIO_LATENT]
+        if guide.audio is not None and sound.seconds > seconds:
+            job.warn("media_cut", f"The sound of {path} was cut to {seconds:.2f} s, where the video ends.")
+        if not waveform.shape[1]:
+            waveform = None
+    if waveform is None and guide.media is None:
+        raise bad_media("There is no sound in it.", field=f"request.{path}.audio")
+    part.finish(waveform, frames=length)
+    audio = 0 if waveform is None else geometry.latents_of_samples(waveform.shape[1])
+    return {"frame": start, "frames": length, "audio_latents": audio}
+
+
+def _guide_pictures(job: MediaJob, guide: Guide, part: PreparedPart, path: str, canvas: Canvas) -> int:
+    """Write a guide's pictures; return how many are used."""
+    assert guide.media is not None
+    start, field = guide.frame or 0, f"request.{path}.media"
+    room = canvas.frames - start
+    with reading(field):
+        clip = job.clip(guide.media, f"{path}.media")
+        # So many more frames that what floors to more than fits is seen.
+        until = room + geometry.FRAMES_PER_CHUNK
+        size = lambda _width, _height: (canvas.width, canvas.height)  # noqa: E731
+        found = write_clip(clip, part, size=size, fit=cover_crop, keep=room, until=until)
+    if not found.frames:
+        raise bad_media("There is no picture in it.", field=field)
+    length = media_limits.guide_length(found.frames, start=start, frames=canvas.frames, path=f"request.{path}")
+    if length != found.frames:
+        job.warn(
+            "media_cut", f"{path} has {found.frames} frames at 24 fps; {length} of them are used (17k+5, or the first)."
+        )
+    return length
+
+
+def prepare_source(
+    job: MediaJob, source: Source, *, width: int | None, height: int | None, frames: int | None
+) -> Canvas:
+    """Make the part ``source``; return its canvas.
+
+    Args:
+        width, height: of the request; None: the source's own. frames: likewise, 17n+5; None: the source's.
+    """
+    part = job.part("source")
+    if source.media is None:
+        return _source_sound_alone(job, source, part, width=width, height=height, frames=frames)
+    found = _source_pictures(job, source, part, width=width, height=height, frames=frames)
+    total = frames or geometry.snap_frames(max(found.frames, geometry.MIN_FRAMES))
+    if found.frames > total:
+        job.warn("media_cut", f"The source was cut to {total} frames ({seconds_of(total):.2f} s).")
+    if found.frames < total:
+        assert found.last is not None
+        part.add(found.last, total - part.frames)
+        job.warn(
+            "media_held",
+            f"The source has {found.frames} frames at 24 fps; its last picture is held to make {total} "
+            f"({seconds_of(total):.2f} s).",
+        )
+    part.finish(_source_sound(job, source, total))
+    return Canvas(part.width, part.height, total)
+
+
+def _source_pictures(
+    job: MediaJob, source: Source, part: PreparedPart, *, width: int | None, height: int | None, frames: int | None
+) -> Found:
+    assert source.media is not None
+    field = "request.source.media"
+    longest = geometry.snap_frames(max(geometry.MIN_FRAMES, round(job.limits.max_seconds * geometry.FPS)))
+
+    def size(own_width: int, own_height: int) -> tuple[int, int]:
+        if width is not None and height is not None:
+            return width, height
+        multiple = job.facts.canvas_multiple
+        made = tuple(max(multiple, round(side / multiple) * multiple) for side in (own_width, own_height))
+        geometry.check_canvas(made[0], made[1], multiple=multiple, path="request.")
+        return made[0], made[1]
+
+    with reading(field):
+        clip = job.clip(source.media, "source.media")
+        keep = frames or longest
+        found = write_clip(clip, part, size=size, fit=cover_crop, keep=keep, until=keep + 1)
+    if not found.frames:
+        raise bad_media("There is no picture in it.", field=field)
+    if frames is None and found.frames > longest:
+        length = max(seconds_of(found.frames), clip.promised or 0.0)
+        raise RequestError(
+            "media_limit",
+            f"This engine makes at most {job.limits.max_seconds:g} s; the source lasts {length:.2f} s or more.",
+            field=field,
+            value=round(length, 3),
+            remedy="Cut it, send frames to use its start alone, or raise --max-seconds.",
+        )
+    return found
+
+
+def _source_sound(job: MediaJob, source: Source, frames: int) -> Waveform | None:
+    sound = job.sound(source, "source", seconds=seconds_of(frames) + 1)
+    if sound is None:
+        return None
+    field = "request.source.media" if source.audio is None else "request.source.audio"
+    waveform = to_model(sound, seconds=seconds_of(frames), rate=job.facts.sample_rate, field=field)
+    return fitted(waveform, geometry.audio_latents(frames) * geometry.SAMPLES_PER_AUDIO_LATENT)
+
+
+def _source_sound_alone(
+    job: MediaJob, source: Source, part: PreparedPart, *, width: int | None, height: int | None, frames: int | None
+) -> Canvas:
+    """Make the part of a sound without pictures: the canvas is the default one, the length the sound's, snapped up."""
+    assert source.audio is not None
+    if width is None or height is None:
+        width, height = geometry.default_canvas(
+            short_edge=job.facts.canvas_short_edge,
+            max_pixels=job.facts.canvas_max_pixels,
+            multiple=job.facts.canvas_multiple,
+        )
+    if frames is None:
+        most = job.limits.max_seconds
+        sound = job.standalone_sound(source.audio, "source.audio", seconds=most + 1)
+        frames = geometry.snap_frames(max(geometry.MIN_FRAMES, round(min(sound.seconds, most) * geometry.FPS)))
+    part.finish(_source_sound(job, source, frames))
+    return Canvas(width, height, frames)
