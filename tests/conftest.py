@@ -17,6 +17,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache"
 
+# torchvision for Qwen3-VL's processor; before transformers looks whether there is one.
+sys.path.append(str(CACHE / "oracle"))
+
 # Two cores are shared by several rank processes in the tests; each process uses one thread unless told otherwise.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

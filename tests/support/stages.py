@@ -8,13 +8,16 @@ from pathlib import Path
 import torch
 
 from engine.checkpoint import open_checkpoint
+from engine.conditioning import NOTHING, Conditions
 from engine.models.bundle import Models
 from engine.models.loading import load_models
 from engine.rank_options import WEIGHTED
+from engine.runner_media import JobMedia
 from engine.stages.base import Latents, PromptEmbeds, StageContext
 from engine.stages.decode_audio import decode_audio
 from engine.stages.decode_video import decode_video
 from engine.stages.denoise import denoise
+from engine.stages.encode_media import encode_media
 from engine.stages.encode_prompt import encode_prompt
 
 CPU = torch.device("cpu")
@@ -54,14 +57,34 @@ class Result:
     latents: Latents
     frames: torch.Tensor
     audio: torch.Tensor
+    conditions: Conditions = NOTHING
 
 
 def run_t2va(models: Models, *, prompt: str, width: int, height: int, frames: int, steps: int, seed: int) -> Result:
-    """Run all four stages."""
+    """Run the four stages of a text's request."""
+    return run_media(models, JobMedia(frames), prompt=prompt, width=width, height=height, steps=steps, seed=seed)
+
+
+def run_media(
+    models: Models, media: JobMedia, *, prompt: str, width: int, height: int, steps: int, seed: int
+) -> Result:
+    """Run all stages of a request with ``media``, which are prepared."""
     ctx = context(models)
-    embeds = encode_prompt(ctx, prompt=prompt)
+    embeds = encode_prompt(ctx, prompt=prompt, shown=media.shown())
+    encoded = encode_media(ctx, media.media())
     assert embeds is not None
-    latents = denoise(ctx, embeds, width=width, height=height, frames=frames, steps=steps, seed=seed)
+    assert encoded is not None
+    conditions = media.assemble(encoded)
+    latents = denoise(
+        ctx,
+        embeds,
+        width=width,
+        height=height,
+        frames=media.frames,
+        steps=steps,
+        seed=seed,
+        conditions=conditions,
+    )
     audio = decode_audio(ctx, latents.audio)
     assert audio is not None
-    return Result(embeds, latents, torch.cat(list(decode_video(ctx, latents.video))), audio)
+    return Result(embeds, latents, torch.cat(list(decode_video(ctx, latents.video))), audio, conditions)
