@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.contract import errors, framing, messages, requests, version
+from engine.contract import errors, framing, media, messages, requests, version
 from engine.controller_jobs import STATES
 from engine.server.metrics import STATUSES
 from engine.server.routes import ROUTES
@@ -25,6 +25,17 @@ KINDS = {
     "dict": "object",
     "list": "list",
     "tuple": "list",
+    "Media": "object",
+    "Source": "object",
+}
+MEDIA = {
+    "media": media.Media,
+    "keyframe": media.Keyframe,
+    "reference": media.Reference,
+    "guide": media.Guide,
+    "source": media.Source,
+    "condition": media.Condition,
+    "encoded_reference": media.EncodedReference,
 }
 
 
@@ -62,7 +73,12 @@ def fields(cls: type[Any]) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("title", "known"),
-    [("To the engine", messages.TO_ENGINE), ("Requests", requests.REQUESTS), ("Events", messages.TO_CLIENT)],
+    [
+        ("To the engine", messages.TO_ENGINE),
+        ("Requests", requests.REQUESTS),
+        ("Media", MEDIA),
+        ("Events", messages.TO_CLIENT),
+    ],
 )
 def test_the_page_has_exactly_the_messages_and_fields_of_the_contract(title: str, known: dict[str, type[Any]]) -> None:
     assert tables(title) == {name: fields(cls) for name, cls in known.items()}
