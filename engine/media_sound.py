@@ -69,7 +69,8 @@ def read_sound(media: Media, path: Path, *, seconds: float, field: str) -> Sound
     if media.format == "audio":
         rate = media.sample_rate or geometry.SAMPLE_RATE
         with safe_open(str(path), framework="np") as file:
-            stored = file.get_slice("waveform")[:, : math.ceil(seconds * rate) + 1]
+            samples = file.get_slice("waveform")
+            stored = samples[:, : min(samples.get_shape()[1], math.ceil(seconds * rate) + 1)]
         if stored.shape[0] not in (1, 2, *_LAYOUTS):
             raise bad_media(f"A waveform has 1 to 8 channels, not {stored.shape[0]}.", field=field)
         sound = Sound(_folded(np.ascontiguousarray(stored, dtype=np.float32), rate), rate)
