@@ -63,18 +63,27 @@ def sensitise_text_encoder(model: Any) -> Any:
 
 @torch.no_grad()
 def sensitise_vae(model: Any) -> Any:
-    """Switch on the decoder's blocks, whose residual scales start at zero, and spread the colours."""
+    """Switch on the decoder's blocks, whose residual scales start at zero, and spread colours and latents.
+
+    The encoder's mean then moves with the picture as far as a latent is wide, and its noise does not drown it.
+    """
     for name, parameter in model.named_parameters():
         if name.endswith(("scale1", "scale2", "register_tokens")):
             _fill(parameter, 0.5)
     _fan_in(model.decoder.proj_in)
     _fan_in(model.decoder.proj_out)
+    channels = model.config.latent_channels
+    model.quant_conv.weight[:channels].mul_(8)
+    model.quant_conv.bias[:channels].zero_()
+    model.quant_conv.bias[channels:].sub_(6)
     return model.eval()
 
 
 @torch.no_grad()
 def sensitise_audio_vae(model: Any) -> Any:
-    """Take the constant out of the sound and set its level."""
+    """Take the constant out of the sound and set its level; let what is encoded move the latent."""
+    model.mean_proj.weight.mul_(4)
+    model.mean_proj.bias.zero_()
     last = model.decoder.conv_post
     last.weight_v.sub_(last.weight_v.mean(dim=-1, keepdim=True))
     latents = torch.randn(2, model.config.latent_channels, 40)  # a second of both channels

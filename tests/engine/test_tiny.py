@@ -98,3 +98,16 @@ def test_a_writer_that_fails_leaves_no_half_written_folder(tmp_path: Path, monke
     with pytest.raises(OSError, match="disk full"):
         make_tiny(tmp_path / "tiny")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_seen_and_heard_moves_its_latents_as_far_as_they_are_wide(tiny_checkpoint: Path) -> None:
+    models = stages.load(tiny_checkpoint, keep=frozenset({"vae", "audio_vae"}))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        pictures = [models.vae.encode(torch.randn(1, 3, 1, 64, 64, generator=generator)).latent_dist for _ in range(2)]
+        sounds = [
+            models.audio_vae.encode(torch.randn(2, 1, 8000, generator=generator)).latent_dist.mode() for _ in range(2)
+        ]
+    assert (pictures[0].mean - pictures[1].mean).std() > 0.5
+    assert pictures[0].std.mean() < 0.1
+    assert (sounds[0] - sounds[1]).std() > 0.1
