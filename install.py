@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import subprocess
 import sys
+import tempfile
 import venv
 from pathlib import Path
 
@@ -19,7 +21,13 @@ PACK = Path(__file__).resolve().parent
 ENVIRONMENT = PACK / ".venv"
 PYTHON = ENVIRONMENT / "bin" / "python"
 STAMP = ENVIRONMENT / "h3-engine.stamp"
-SOURCES = ("requirements-engine.txt", "pyproject.toml")
+MEDIA = "requirements-media.txt"
+SOURCES = ("requirements-engine.txt", MEDIA, "pyproject.toml")
+WITHOUT = {
+    "torchvision": "keyframes and references with pictures",
+    "torchaudio": "sounds of another sample rate than the model's",
+}
+"""What the engine refuses without each package."""
 OLDEST_PYTHON = (3, 11)
 
 
@@ -32,6 +40,35 @@ def pip_install(*arguments: str) -> None:
     """Run pip in the environment; raises `subprocess.CalledProcessError`."""
     options = ["--disable-pip-version-check", "--no-input"]
     subprocess.run([str(PYTHON), "-m", "pip", "install", *options, *arguments], check=True, cwd=PACK)
+
+
+def install_media() -> bool:
+    """Install what loads beside this torch of what only media need; return whether all could be tried."""
+    complete = True
+    pins = [line for line in (PACK / MEDIA).read_text().splitlines() if line and not line.startswith("#")]
+    for pin in pins:
+        name = pin.partition("==")[0]
+        try:
+            loads = loads_beside_torch(name, pin)
+            if loads:
+                pip_install("--no-deps", pin)
+        except (OSError, subprocess.CalledProcessError) as error:
+            log.warning("%s could not be installed, run this again: %s", pin, error)
+            complete = False
+            continue
+        if not loads:
+            log.warning("%s does not load beside the installed torch and is left out", pin)
+            log.warning("the engine will refuse %s", WITHOUT[name])
+    return complete
+
+
+def loads_beside_torch(name: str, pin: str) -> bool:
+    """Return whether the package loads, tried aside: one that does not would break other packages in passing."""
+    with tempfile.TemporaryDirectory(dir=ENVIRONMENT) as aside:
+        pip_install("--no-deps", "--target", aside, pin)
+        program = [str(PYTHON), "-W", "ignore", "-c", f"import {name}"]
+        tried = subprocess.run(program, check=False, cwd=aside, env={**os.environ, "PYTHONPATH": aside})
+    return tried.returncode == 0
 
 
 def main() -> int:
@@ -56,7 +93,8 @@ def main() -> int:
     except (OSError, subprocess.CalledProcessError) as error:
         log.error("the engine's environment could not be made: %s", error)
         return 1
-    STAMP.write_text(wanted)
+    if install_media():
+        STAMP.write_text(wanted)
     log.info("%s is ready", ENVIRONMENT)
     return 0
 

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-FILES = ("install.py", "requirements-engine.txt", "pyproject.toml")
+FILES = ("install.py", "requirements-engine.txt", "requirements-media.txt", "pyproject.toml")
+CALLS = 2 + 2 * 3
+"""The engine's packages, the engine, and for either media package: aside, its import, in earnest."""
 
 
 @pytest.fixture
@@ -32,7 +34,7 @@ def _install(pack: Path) -> int:
 def test_it_installs_the_pins_and_is_quick_the_second_time(pack: Path) -> None:
     assert _install(pack) == 0
     calls = (pack / "calls").read_text().splitlines()
-    assert len(calls) == 2
+    assert len(calls) == CALLS
     assert "requirements-engine.txt" in calls[0]
     started = time.monotonic()
     assert _install(pack) == 0
@@ -45,7 +47,7 @@ def test_a_changed_pin_is_installed(pack: Path) -> None:
     with (pack / "requirements-engine.txt").open("a") as file:
         file.write("# changed\n")
     assert _install(pack) == 0
-    assert len((pack / "calls").read_text().splitlines()) == 4
+    assert len((pack / "calls").read_text().splitlines()) == 2 * CALLS
 
 
 def test_a_failing_pip_is_tried_again_the_next_time(pack: Path) -> None:
@@ -58,8 +60,33 @@ def test_a_failing_pip_is_tried_again_the_next_time(pack: Path) -> None:
     assert (pack / "calls").exists()
 
 
+def test_a_media_package_that_does_not_load_beside_torch_never_enters_the_environment(pack: Path) -> None:
+    python = pack / ".venv" / "bin" / "python"
+    python.write_text(python.read_text() + 'case "$*" in *"import torchvision") exit 1;; esac\n')
+    assert _install(pack) == 0
+    calls = (pack / "calls").read_text().splitlines()
+    into = [call for call in calls if "--no-deps" in call and "--target" not in call]
+    assert [call.split()[-1].partition("==")[0] for call in into] == [".", "torchaudio"]
+    assert [folder.name for folder in (pack / ".venv").iterdir() if folder.is_dir()] == ["bin"]
+    assert _install(pack) == 0
+    assert (pack / "calls").read_text().splitlines() == calls
+
+
+def test_media_packages_that_cannot_be_fetched_do_not_fail_the_step_and_are_tried_again(pack: Path) -> None:
+    python = pack / ".venv" / "bin" / "python"
+    works = python.read_text()
+    python.write_text(works + 'case "$*" in *torchaudio*) exit 1;; esac\n')
+    assert _install(pack) == 0
+    python.write_text(works)
+    before = len((pack / "calls").read_text().splitlines())
+    assert _install(pack) == 0
+    assert len((pack / "calls").read_text().splitlines()) == before + CALLS
+
+
 def test_every_pin_is_exact(root: Path) -> None:
-    lines = (root / "requirements-engine.txt").read_text().splitlines()
+    lines = [
+        line for name in FILES if name.startswith("requirements") for line in (root / name).read_text().splitlines()
+    ]
     pins = [line for line in lines if line and not line.startswith("#")]
     assert len(pins) > 5
     assert all("==" in pin for pin in pins)
