@@ -49,26 +49,31 @@ def install_media() -> bool:
     for pin in pins:
         name = pin.partition("==")[0]
         try:
-            loads = loads_beside_torch(name, pin)
-            if loads:
+            fault = fault_beside_torch(name, pin)
+            if fault is None:
                 pip_install("--no-deps", pin)
         except (OSError, subprocess.CalledProcessError) as error:
             log.warning("%s could not be installed, run this again: %s", pin, error)
             complete = False
             continue
-        if not loads:
-            log.warning("%s does not load beside the installed torch and is left out", pin)
+        if fault is not None:
+            log.warning("%s does not load beside the installed torch (%s) and is left out", pin, fault)
             log.warning("the engine will refuse %s", WITHOUT[name])
     return complete
 
 
-def loads_beside_torch(name: str, pin: str) -> bool:
-    """Return whether the package loads, tried aside: one that does not would break other packages in passing."""
+def fault_beside_torch(name: str, pin: str) -> str | None:
+    """Return why the package does not load, None when it does.
+
+    It is tried aside: one that does not load would break other packages in passing.
+    """
     with tempfile.TemporaryDirectory(dir=ENVIRONMENT) as aside:
         pip_install("--no-deps", "--target", aside, pin)
-        program = [str(PYTHON), "-W", "ignore", "-c", f"import {name}"]
-        tried = subprocess.run(program, check=False, cwd=aside, env={**os.environ, "PYTHONPATH": aside})
-    return tried.returncode == 0
+        program = [str(PYTHON), "-c", f"import {name}"]
+        environment = {**os.environ, "PYTHONPATH": aside}
+        tried = subprocess.run(program, check=False, cwd=aside, env=environment, stderr=subprocess.PIPE, text=True)
+    lines = tried.stderr.strip().splitlines() or [f"exit status {tried.returncode}"]
+    return lines[-1] if tried.returncode else None
 
 
 def main() -> int:
