@@ -45,7 +45,7 @@ class Result:
 
     Attributes:
         pieces: output name → bytes of its pieces (safetensors, or one MP4), those of the first output first.
-        facts: of `Done`, on top of those of `Started`.
+        facts: of `Done`, on top of those of `Started`, entry by entry in their lists.
         seconds: that the job ran.
     """
 
@@ -111,7 +111,7 @@ class Job:
         while done is None:
             done = await self._attempt()
         pieces = {name: [found[place] for place in sorted(found)] for name, found in self._pieces.items()}
-        return Result(pieces, {**self._facts, **done.facts}, done.seconds)
+        return Result(pieces, self._facts, done.seconds)
 
     async def _attempt(self) -> Done | None:
         """Talk over one connection; None when it was lost and another one may go on."""
@@ -182,7 +182,7 @@ class Job:
             if isinstance(event, Output):
                 self._incoming[event.message] = _Incoming(event, bytearray(event.parts[0].bytes))
                 continue
-            self._facts.update(getattr(event, "facts", {}))
+            self._facts = _joined(self._facts, getattr(event, "facts", {}))
             await self._on_event(event)
             if isinstance(event, Done):
                 return event
@@ -233,6 +233,16 @@ class Job:
         place = (incoming.output.output, incoming.output.index)
         self._pieces.setdefault(incoming.output.name, {})[place] = incoming.data
         self._confirm()
+
+
+def _joined(known: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return facts with ``new`` ones; of a list of objects that both have, the entries are joined."""
+    facts = {**known, **new}
+    for name, entries in new.items():
+        before = known.get(name)
+        if isinstance(entries, list) and isinstance(before, list) and len(before) == len(entries):
+            facts[name] = [{**one, **other} for one, other in zip(before, entries, strict=True)]
+    return facts
 
 
 def _check_websockets() -> None:

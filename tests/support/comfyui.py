@@ -21,6 +21,7 @@ import aiohttp
 import psutil
 
 from tests.support.interrupts import heed_interrupts
+from tests.support.side_folder import with_media_libraries
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HOME = Path(os.environ.get("H3_COMFYUI_HOME", ROOT / ".cache" / "comfyui"))
@@ -29,7 +30,7 @@ _TEXT_FRAME = 3
 
 
 class ComfyUI:
-    """A ComfyUI server process; its files lie below ``base``."""
+    """A ComfyUI server process; its files lie below ``base``. Its engines find the media libraries as users' do."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -51,6 +52,7 @@ class ComfyUI:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                env=with_media_libraries(),
                 preexec_fn=heed_interrupts,
             )
 
