@@ -18,7 +18,7 @@ from engine.contract.errors import ConfigError
 from engine.contract.limits import ModelFacts
 from engine.controller_fleet import _layout_flags
 from engine.fleet import parse_arguments
-from engine.rank_options import ParallelOptions, RankOptions
+from engine.rank_options import ModelOptions, ParallelOptions, RankOptions
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +65,14 @@ def test_every_option_can_stand_in_both_places() -> None:
         ("device: gpu", "config_bad_value", "device", "cuda"),
         ("stages: [denoise, decode]", "config_bad_value", "stages", "decode_video"),
         ("stages: []", "config_bad_value", "stages", "denoise"),
+        ("partitions: transfomer_ref", "config_bad_value", "partitions", "Did you mean transformer_ref"),
+        ("component_dir: [tokeniser=/x]", "config_bad_value", "component_dir", "Did you mean tokenizer"),
+        ("component_dir: [vae]", "config_bad_value", "component_dir", "NAME=DIR"),
+        ("component_dir: [vae=]", "config_bad_value", "component_dir", "NAME=DIR"),
+        ("component_dir: 7", "config_bad_value", "component_dir", "NAME=DIR"),
+        ("component_dir: {vae: 7}", "config_bad_value", "component_dir", "NAME=DIR"),
+        ("component_dir: {}", "config_bad_value", "component_dir", "NAME=DIR"),
+        ("component_dir: [vae=/a, vae=/b]", "config_bad_value", "component_dir", "two folders"),
         ("max_seconds: .nan", "config_bad_value", "max_seconds", "0.25 to 3600"),
         ("max_seconds: .inf", "config_bad_value", "max_seconds", "0.25 to 3600"),
         ("data_timeout: .inf", "config_bad_value", "data_timeout", "10 to 86400"),
@@ -88,6 +96,26 @@ def test_a_bad_file_is_refused_with_key_value_and_remedy(
     assert (error.code, error.field) == (code, field)
     assert error.value is not None
     assert words in f"{error.message} {error.remedy}"
+
+
+def test_what_is_loaded_of_the_checkpoint_can_be_chosen_in_both_places(tmp_path: Path) -> None:
+    config = build(tmp_path, model="/a")
+    assert config.model_options == ModelOptions(partitions=None, component_dirs={}, own_code=False)
+    text = "partitions: [transformer_ref]\ncomponent-dir:\n  vae: ~/x\n  tokenizer: /y\ntrust-remote-code: true\n"
+    wanted = ModelOptions(
+        partitions=("transformer_ref",),
+        component_dirs={"vae": str(Path.home() / "x"), "tokenizer": "/y"},
+        own_code=True,
+    )
+    assert build(tmp_path, text, model="/a").model_options == wanted
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    flags = "--partitions transformer_ref --component-dir vae=~/x --component-dir tokenizer=/y --trust-remote-code"
+    given = vars(parser.parse_args(flags.split()))
+    assert (
+        build(tmp_path, model="/a", **{name: given[name] for name in given if name != "config"}).model_options == wanted
+    )
+    assert ModelOptions.from_json(wanted.to_json()) == wanted
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
