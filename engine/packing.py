@@ -30,6 +30,7 @@ from diffusers.modular_pipelines.minimax_h3.modular_pipeline import (
 from diffusers.utils.torch_utils import maybe_adjust_dtype_for_device
 
 from .contract import geometry
+from .contract.lengths import check_pinned
 from .contract.limits import ModelFacts
 
 _FRAME_TIME = float(_ROPE_FRAME_RESCALE)
@@ -107,9 +108,14 @@ class PackedLayout:
         return self.video_indices.numel() + self.audio_indices.numel() + self.text_indices.numel()
 
     def padded(self, rows: int) -> PackedLayout:
-        """Return the layout with padding at its end, ``rows`` long in all; the rows before it stay where they are."""
+        """Return the layout with padding at its end, ``rows`` long in all; the rows before it stay where they are.
+
+        Raises:
+            RequestError: ``out_of_range`` when they are fewer than the used ones; with pictures in the text only the
+                ranks can tell.
+        """
+        check_pinned(rows, rows=self.token_tags.numel())
         padding = rows - self.token_tags.numel()
-        assert padding >= 0, (rows, self.token_tags.numel())
         return replace(
             self,
             position_ids=torch.cat([self.position_ids, self.position_ids.new_zeros((padding, 3))]),

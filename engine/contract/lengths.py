@@ -55,8 +55,11 @@ def check_rows(
     return {"rows": rows, "pad_seq_len": request.pad_seq_len}
 
 
-def check_pinned(length: int, *, rows: int, largest: int) -> None:
+def check_pinned(length: int, *, rows: int, largest: int | None = None) -> None:
     """Check a pinned ``length`` of a packed sequence of ``rows`` used rows.
+
+    Args:
+        largest: the operator's limit; None: it was checked before.
 
     Raises:
         RequestError: ``out_of_range`` naming the smallest length that would do.
@@ -65,13 +68,13 @@ def check_pinned(length: int, *, rows: int, largest: int) -> None:
         message = f"pad_seq_len must be a multiple of {PAD_MULTIPLE} rows."
     elif length < rows:
         message = f"This request has {rows} rows (text, sound, video and conditions); pad_seq_len cannot be below that."
-    elif length > largest:
+    elif largest is not None and length > largest:
         message = f"pad_seq_len is over this engine's limit of {largest} rows."
     else:
         return
     smallest = -(-rows // PAD_MULTIPLE) * PAD_MULTIPLE
     remedy = f"Use {smallest}, the smallest that holds this request, or leave it out."
-    if smallest > largest:
+    if largest is not None and smallest > largest:
         remedy = f"Leave it out, ask for a shorter video or a smaller canvas, or raise --max-pad-seq-len to {smallest}."
     raise RequestError("out_of_range", message, field="request.pad_seq_len", value=length, remedy=remedy)
 
