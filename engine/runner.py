@@ -139,11 +139,11 @@ def job_error(error: Exception, *, stage: str | None, rank: int) -> EngineError:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error):
         return JobError(
             "out_of_memory",
-            f"{named}: out of memory in stage {stage}.",
+            f"{named}: out of memory (stage {stage})",
             remedy="Ask for a smaller canvas or a shorter video, or use more ranks.",
             details=where,
         )
-    text = f"{named}: {str(error)[:_TEXT_LIMIT]}"
+    text = f"{named}: {str(error)[:_TEXT_LIMIT]} (stage {stage})"
     if isinstance(error, DataGroupError):
         return JobError("job_failed", text, details={**where, CONSEQUENCE: True})
     return JobError("job_failed", text, remedy="The engine's log has the whole traceback.", details=where)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.contract.errors import EngineError, JobCancelled, JobError
+from engine.contract.errors import EngineError, JobCancelled, JobError, RequestError
 from engine.parallel.agreement import CONSEQUENCE, Agreement
 from engine.parallel.collectives import (
     DataGroupError,
@@ -47,7 +47,9 @@ def sharing(mesh: Mesh, folder: Path) -> None:
 
 
 def settling(mesh: Mesh, folder: Path) -> None:
-    """All ranks raise the same, the cause rather than its consequence, an error rather than a cancellation."""
+    """All ranks raise the same: the cause rather than its consequence, an error rather than a cancellation, the
+    engine's fault rather than the caller's.
+    """
     rank = mesh.layout.rank
     mesh.dirty = False
     Agreement(mesh, no).settle()
@@ -61,6 +63,9 @@ def settling(mesh: Mesh, folder: Path) -> None:
     assert caught.value.to_dict() == cause.to_dict()
     assert agreement.outcome is caught.value
     assert not agreement.poisoned
+    callers = RequestError("bad_tensor", "the caller's fault", field="request", remedy="")
+    with pytest.raises(EngineError, match="the cause"):
+        Agreement(mesh, no).settle(cause if rank == 1 else callers)
     Agreement(mesh, no).settle()
 
 
