@@ -21,12 +21,12 @@ from PIL import Image, UnidentifiedImageError
 from safetensors import SafetensorError
 
 from .contract.errors import EngineError, RequestError
-from .contract.media_limits import MEDIA_LIMITS, check_pixels
+from .contract.media_limits import check_pixels
 
 logger = logging.getLogger(__name__)
 
 Image.init()
-Image.MAX_IMAGE_PIXELS = MEDIA_LIMITS.pixels
+Image.MAX_IMAGE_PIXELS = None  # `open_picture` looks at the size, with an error that names the field
 
 _PICTURES = tuple({"PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM"} & set(Image.OPEN))
 _CONTAINERS = (
@@ -52,7 +52,7 @@ def reading(field: str) -> Iterator[None]:
         yield
     except EngineError:
         raise
-    except (MemoryError, Image.DecompressionBombError) as error:
+    except MemoryError as error:
         raise RequestError(
             "media_limit",
             "This file unpacks to more than fits into memory.",
