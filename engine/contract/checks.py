@@ -74,6 +74,8 @@ def check_request(
                 value=request.task,
                 remedy=f"It serves {', '.join(stages)}; point this node at an engine that serves {stage!r}.",
             )
+    if isinstance(request, (EncodePrompt, EncodeMedia, Generate)):
+        check_media(request)
     check_parts(request, headers)
     if isinstance(request, Denoise):
         return _check_denoise(request, headers, facts, limits)
@@ -87,7 +89,6 @@ def check_request(
         return Plan(request)
     if not isinstance(request, EncodeMedia):
         _check_prompt(request.prompt)
-    check_media(request)
     if isinstance(request, Generate):
         return _check_sampling(_resolve_generate(request, facts, limits), facts, limits)
     return _check_encode(_resolve_size(request, facts), facts, limits)
