@@ -11,6 +11,7 @@ its sound is cut or followed by silence to the same end.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,10 +51,11 @@ def prepare_keyframes(
     """
     facts = []
     for index, keyframe in enumerate(keyframes):
+        field = f"request.keyframes[{index}].media"
         pixels = job.picture(keyframe.media, f"keyframes[{index}].media")
         if width is None or height is None:
             own_height, own_width = pixels.shape[:2]
-            media_limits.check_aspect(own_width, own_height, field=f"request.keyframes[{index}].media")
+            media_limits.check_aspect(own_width, own_height, field=field)
             width, height = geometry.default_canvas(
                 own_width,
                 own_height,
@@ -62,7 +64,7 @@ def prepare_keyframes(
                 multiple=job.facts.canvas_multiple,
             )
         part = job.part(f"keyframes.{index}")
-        part.add((cover_crop if index else stretch)(pixels, width, height))
+        part.add(cover_crop(pixels, width, height, field=field) if index else stretch(pixels, width, height))
         part.finish()
         facts.append({"frame": 0 if keyframe.at == "first" else frames - 1, "frames": 1, "audio_latents": 0})
     assert width is not None
@@ -114,7 +116,8 @@ def _guide_pictures(job: MediaJob, guide: Guide, part: PreparedPart, path: str, 
         # So many more frames that what floors to more than fits is seen.
         until = room + geometry.FRAMES_PER_CHUNK
         size = lambda _width, _height: (canvas.width, canvas.height)  # noqa: E731
-        found = write_clip(clip, part, size=size, fit=cover_crop, keep=room, until=until)
+        fit = functools.partial(cover_crop, field=field)
+        found = write_clip(clip, part, size=size, fit=fit, keep=room, until=until)
     if not found.frames:
         raise bad_media("There is no picture in it.", field=field)
     length = media_limits.guide_length(found.frames, start=start, frames=canvas.frames, path=f"request.{path}")
@@ -170,7 +173,8 @@ def _source_pictures(
     with reading(field):
         clip = job.clip(source.media, "source.media")
         keep = frames or longest
-        found = write_clip(clip, part, size=size, fit=cover_crop, keep=keep, until=keep + 1)
+        fit = functools.partial(cover_crop, field=field)
+        found = write_clip(clip, part, size=size, fit=fit, keep=keep, until=keep + 1)
     if not found.frames:
         raise bad_media("There is no picture in it.", field=field)
     if frames is None and found.frames > longest:

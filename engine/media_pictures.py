@@ -44,7 +44,7 @@ def open_clip(media: Media, path: Path, *, field: str, on_alpha: Callable[[], No
     if image is None:
         return _video_clip(path, field=field)
     if image.format in _ANIMATED and getattr(image, "n_frames", 1) > 1:
-        return _animation(image, on_alpha)
+        return Clip(_animation(image, on_alpha))
     return Clip(iter([Picture(lambda: rgb_pixels(image, on_alpha))]))
 
 
@@ -78,23 +78,16 @@ def _lowest_alpha(image: Image.Image) -> int:
     return int(np.asarray(image.convert("RGBA").getchannel("A")).min())
 
 
-def _animation(image: Image.Image, on_alpha: Callable[[], None]) -> Clip:
-    def pictures() -> Iterator[Picture]:
-        start = 0.0
-        for index in range(image.n_frames):  # type: ignore[attr-defined]
-            image.seek(index)
-            seconds = float(image.info.get("duration") or 0) / 1000 or _UNTIMED_SECONDS
-            yield Picture(lambda: rgb_pixels(image, on_alpha), start, seconds)
-            start += seconds
-
-    return Clip(_eager(pictures()))
-
-
-def _eager(pictures: Iterator[Picture]) -> Iterator[Picture]:
-    """Yield the pictures decoded: PIL forgets one when it seeks the next."""
-    for picture in pictures:
-        pixels = picture.pixels()
-        yield Picture(lambda pixels=pixels: pixels, picture.start, picture.seconds)  # type: ignore[misc]
+def _animation(image: Image.Image, on_alpha: Callable[[], None]) -> Iterator[Picture]:
+    """Yield the pictures of an animation, decoded: PIL forgets one when it seeks the next."""
+    start = 0.0
+    for index in range(image.n_frames):  # type: ignore[attr-defined]
+        image.seek(index)
+        pixels = rgb_pixels(image, on_alpha)
+        # Some formats tell a picture's duration only once it is decoded.
+        seconds = float(image.info.get("duration") or 0) / 1000 or _UNTIMED_SECONDS
+        yield Picture(lambda pixels=pixels: pixels, start, seconds)  # type: ignore[misc]
+        start += seconds
 
 
 def _stored(path: Path) -> Iterator[Picture]:
@@ -126,6 +119,7 @@ def _decoded(path: Path, *, field: str) -> Iterator[Picture]:
     first: float | None = None
     with open_container(path) as container:
         stream = _video_stream(container, field=field)
+        stream.thread_type = "AUTO"
         stream.codec_context.options = {"max_pixels": str(MEDIA_LIMITS.pixels)}
         for packet in container.demux(stream):
             if packet.is_corrupt:

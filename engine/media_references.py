@@ -98,7 +98,7 @@ def _video(
     def size(width: int, height: int) -> tuple[int, int]:
         if reference.size == "reference":
             media_limits.check_aspect(width, height, field=field)
-        return geometry.reference_video_size(
+        made = geometry.reference_video_size(
             width,
             height,
             size=reference.size,
@@ -106,6 +106,8 @@ def _video(
             max_pixels=job.facts.canvas_max_pixels,
             multiple=job.facts.canvas_multiple,
         )
+        media_limits.check_aspect(*made, field=field)
+        return made
 
     part = job.part(f"references.{index}")
     with reading(field):

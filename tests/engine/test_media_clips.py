@@ -100,12 +100,25 @@ def test_an_odd_size_is_read(tmp_path: Path) -> None:
     assert run.part("references.0")["frames"].shape == (50, 64, 64, 3)
 
 
-def test_an_animation_is_a_clip_with_its_own_times(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
+def test_an_animation_is_a_clip_with_its_own_times(kind: str, tmp_path: Path) -> None:
     images = [Image.fromarray(picture) for picture in levels(5)]
     stream = io.BytesIO()
-    images[0].save(stream, "GIF", save_all=True, append_images=images[1:], duration=[500, 500, 500, 500, 1000], loop=0)
+    times = [500, 250, 500, 500, 1000]
+    images[0].save(stream, kind, save_all=True, append_images=images[1:], duration=times, loop=0, lossless=True)
     made = numbers(video(tmp_path, stream.getvalue()).part("references.0")["frames"])
-    assert made == [number for number, count in enumerate((12, 12, 12, 12, 24)) for _ in range(count)]
+    assert made == [number for number, count in enumerate((12, 6, 12, 12, 24)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("shape", [(1, 60_000), (60_000, 1)])
+def test_a_picture_too_narrow_to_cover_the_canvas_is_refused(shape: tuple[int, int], tmp_path: Path) -> None:
+    error = guide(tmp_path, encoded(noise(*shape))).error
+    assert (error["code"], error["field"]) == ("media_limit", "request.guides[0].media")
+
+
+def test_a_narrow_clip_is_no_reference(tmp_path: Path) -> None:
+    clip = write_clip(tmp_path / "a.mp4", levels(48, width=16, height=160))
+    assert video(tmp_path, clip).error["code"] == "bad_aspect"
 
 
 @pytest.mark.parametrize(("count", "rate", "found"), [(4, 24, 4), (8, 48, 4), (1, 24, 1)])
