@@ -15,7 +15,7 @@ from tests.support.engine_process import EngineProcess
 def engine(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
     """Return the shared engine. Tests leave it ready and change none of its options."""
     options = ("--max-prompt-tokens", "64", "--max-seconds", "20", "--max-queue", "4")
-    with EngineProcess(tiny_checkpoint, tmp_path_factory.mktemp("engine"), options=options) as process:
+    with EngineProcess(tiny_checkpoint, tmp_path_factory.mktemp("engine"), options=options, media=True) as process:
         yield process
 
 
