@@ -4,7 +4,8 @@ The process is ``python -m engine.media JOB.json``; the controller never imports
 
 - ``request``: the request, checked as far as it can be without reading (frames snapped, guides' starts resolved);
 - ``parts``: part name → path of what the client sent; ``facts`` and ``limits``: fields of `ModelFacts` and `Limits`;
-- ``out``: an empty folder for what it makes; ``result``: the JSON file that it writes last.
+- ``out``: an empty folder for what it makes; ``result``: the JSON file that it writes last;
+- ``parent``: the process id of the engine, which it does not outlive.
 
 The result is ``{"request", "facts", "warnings": [{"code", "message"}], "parts": {name: path}}`` or ``{"error": …}``,
 with exit status 0 either way. Before each of its media the process writes a line with the path of its field
@@ -86,6 +87,7 @@ async def read_media(
         "limits": dataclasses.asdict(limits),
         "out": str(out),
         "result": str(result),
+        "parent": os.getpid(),
     }
     try:
         out.mkdir()

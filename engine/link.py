@@ -15,7 +15,8 @@ Rank 0 → controller:
     "weight_bytes"}}``
     ``{"op": "failed", "error": {...}}``                              the ranks cannot start; the fleet will end.
     ``{"op": "event", "job_id", "event": {...}}``                     `messages.event_to_dict` without job_id and seq.
-    ``{"op": "output", "job_id", "name", "index", "last", "format", "path"}``   a finished file, the controller's now.
+    ``{"op": "output", "job_id", "output", "name", "index", "last", "format", "path"}``   a finished file, the
+    controller's now; ``output`` numbers the request's ``num_outputs``.
     ``{"op": "end", "job_id", "error": null | {...}, "facts": {...}}``          the job is over on all ranks.
 """
 

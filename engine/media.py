@@ -31,6 +31,7 @@ from .contract.errors import EngineError, JobError
 from .contract.lengths import used_rows
 from .contract.limits import DEFAULT_SECONDS, Limits, ModelFacts
 from .contract.requests import EncodeMedia, EncodePrompt, Generate, parse_request, request_to_dict
+from .lifeline import die_with
 from .media_conditions import Canvas, in_packed_order, prepare_guides, prepare_keyframes, prepare_source
 from .media_job import MediaJob, facts_of, seconds_of
 from .media_references import prepare_references
@@ -152,6 +153,7 @@ def main() -> None:
     """Run the job whose file is named on the command line."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    die_with(job["parent"])
     Path(job["out"]).mkdir(exist_ok=True)
     result = Path(job["result"])
     # Whoever sees the file sees all of it.

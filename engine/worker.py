@@ -7,7 +7,6 @@ again would fail again (the controller was told why); anything else makes the fl
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import logging
@@ -29,6 +28,7 @@ from torch.distributed import DistStoreError
 from .checkpoint import open_checkpoint
 from .contract.errors import ConfigError, EngineError
 from .devices import pick_device, pick_dtype, share_cores
+from .lifeline import die_with
 from .link import RankLink
 from .models.bundle import Models
 from .models.loading import load_models
@@ -50,7 +50,6 @@ _STORE_TIMEOUT = timedelta(seconds=300)
 _PATIENCE = timedelta(days=1)
 """One wait for the next command; the store counts it in milliseconds, 32 bits wide."""
 _LOADING_INTERVAL = 0.2
-_PR_SET_PDEATHSIG = 1
 Command = dict[str, Any]
 _T = TypeVar("_T")
 
@@ -346,20 +345,6 @@ def kept_components(needed: Iterable[str], *, rank: int, text_encoder_ranks: int
         return frozenset(needed)
     everywhere = {*PARTITIONS, "text_encoder"} if rank < text_encoder_ranks else {*PARTITIONS}
     return frozenset(needed) & everywhere
-
-
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ``parent`` dies: no thread of a stopped process would see it.
-
-    Raises:
-        OSError: the kernel refuses. ProcessLookupError: the parent is gone already.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    if os.getppid() != parent:
-        raise ProcessLookupError(f"the fleet (pid {parent}) is gone")
 
 
 def main() -> int:

@@ -21,7 +21,7 @@ DISTRIBUTED = ("engine.parallel", "engine.fleet", "engine.worker")
 
 LAYERS: dict[str, int] = {
     "contract": 0,
-    "env": 1, "link": 1, "checkpoint": 1, "wire": 1, "rank_options": 1, "layout": 1, "packages": 1,
+    "env": 1, "lifeline": 1, "link": 1, "checkpoint": 1, "wire": 1, "rank_options": 1, "layout": 1, "packages": 1,
     "config": 2, "client": 2,
     "models": 3, "packing": 3, "conditioning": 3, "masking": 3, "noise": 3, "sampling": 3, "vae": 3, "media": 3,
     "mux": 3, "tiny": 3, "devices": 3, "parallel": 3, "offload": 3,

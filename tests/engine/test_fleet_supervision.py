@@ -100,7 +100,7 @@ def test_commands_are_private_files_and_the_store_that_everybody_can_read_holds_
 
 def test_a_rank_whose_fleet_died_before_it_could_say_so_ends() -> None:
     words = (
-        "from engine.worker import die_with; import os; die_with(os.getppid()); print(1); die_with(os.getppid() + 1)"
+        "from engine.lifeline import die_with; import os; die_with(os.getppid()); print(1); die_with(os.getppid() + 1)"
     )
     root = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
 import struct
 import subprocess
@@ -214,7 +215,7 @@ def test_a_long_clip_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
 def run_program(folder: Path, run: MediaRun, environment: dict[str, str] | None) -> tuple[dict[str, Any], str]:
     """Run the job of ``run`` as the program; return its result and what it printed."""
     job = folder / "job.json"
-    job.write_text(json.dumps(run.job))
+    job.write_text(json.dumps({**run.job, "parent": os.getpid()}))
     done = subprocess.run(
         [sys.executable, "-m", "engine.media", str(job)],
         capture_output=True, text=True, timeout=60, check=True, env=environment,
