@@ -11,7 +11,7 @@ from typing import Any
 import av
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from engine.client import EngineClient, Outcome
 from tests.support.engine_process import ROOT, EngineProcess
@@ -28,6 +28,8 @@ REQUEST: dict[str, Any] = {
     "seed": 5,
     "container": "tensors",
 }
+PICTURE = {"part": "picture", "format": "frames"}
+REFERENCED = {"references": [{"kind": "image", "media": PICTURE}], "pad_seq_len": 256}
 ROWS = 27 + 2 * 37 + 7 * 2 * 3
 PINNED = 192
 LAYOUTS: dict[str, tuple[int, str]] = {
@@ -40,10 +42,14 @@ LAYOUTS: dict[str, tuple[int, str]] = {
 def latents_of(engine: EngineProcess, folder: Path, **changes: Any) -> tuple[dict[str, torch.Tensor], Any]:
     """Return the latents (video [1, C, T, h, w] and audio [1, Ca, 2, A]) of a job, and what it was told to come to."""
     events: list[Any] = []
+    inputs = {"picture": folder / "picture"} if "references" in changes else {}
+    for path in inputs.values():
+        noise = torch.randint(0, 256, (1, 64, 96, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+        save_file({"frames": noise}, path)
 
     async def run() -> Outcome:
         async with EngineClient(engine.url) as client:
-            return await client.run({**REQUEST, **changes}, folder=folder, on_event=events.append)
+            return await client.run({**REQUEST, **changes}, folder=folder, inputs=inputs, on_event=events.append)
 
     outcome = asyncio.run(run())
     facts = next(event["facts"] for event in events if event["type"] == "started")
@@ -56,32 +62,42 @@ def furthest(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> fl
 
 
 @pytest.fixture(scope="module")
-def alone(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    """Return the latents of one rank; a pinned length does not change them."""
+def alone(
+    tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return the latents of one rank, without and with a reference; a pinned length does not change them."""
     folder = tmp_path_factory.mktemp("alone")
-    with EngineProcess(tiny_checkpoint, folder, ranks=1, options=("--dtype", "fp32")) as engine:
+    with EngineProcess(tiny_checkpoint, folder, ranks=1, options=("--dtype", "fp32"), media=True) as engine:
         plain, facts = latents_of(engine, folder)
         pinned, pinned_facts = latents_of(engine, folder, pad_seq_len=PINNED)
+        referenced, _ = latents_of(engine, folder, **REFERENCED)
     assert (facts["rows"], facts.get("pad_seq_len")) == (ROWS, None)
     assert (pinned_facts["rows"], pinned_facts["pad_seq_len"]) == (ROWS, PINNED)
     assert furthest(plain, pinned) < 1e-5
     assert float(plain["video"].abs().max()) > 0.5
-    return plain
+    assert furthest(plain, referenced) > 0.1
+    return plain, referenced
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_layout_gives_what_one_rank_gives_pinned_or_not(
-    tiny_checkpoint: Path, tmp_path: Path, alone: dict[str, torch.Tensor], name: str
+    tiny_checkpoint: Path,
+    tmp_path: Path,
+    alone: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]],
+    name: str,
 ) -> None:
     ranks, words = LAYOUTS[name]
-    with EngineProcess(tiny_checkpoint, tmp_path, ranks=ranks, options=("--dtype", "fp32", *words.split())) as engine:
+    options = ("--dtype", "fp32", *words.split())
+    with EngineProcess(tiny_checkpoint, tmp_path, ranks=ranks, options=options, media=True) as engine:
         plain, _ = latents_of(engine, tmp_path)
         pinned, _ = latents_of(engine, tmp_path, pad_seq_len=PINNED)
         other, _ = latents_of(engine, tmp_path, seed=6)
+        referenced, _ = latents_of(engine, tmp_path, **REFERENCED)
         layout = engine.get("/v1/info")["layout"]
-    assert furthest(alone, plain) < 1e-4
-    assert furthest(alone, pinned) < 1e-4
-    assert furthest(alone, other) > 0.1, "another seed makes another video"
+    assert furthest(alone[0], plain) < 1e-4
+    assert furthest(alone[0], pinned) < 1e-4
+    assert furthest(alone[0], other) > 0.1, "another seed makes another video"
+    assert furthest(alone[1], referenced) < 1e-4, "the partition for references is divided alike"
     assert layout["ulysses_degree"] * layout["ring_degree"] * layout["tp_degree"] == ranks
     assert layout["shard_weights"] is ("--shard-weights" in words)
 
