@@ -10,9 +10,12 @@ import pytest
 
 from engine import packages
 from engine.checkpoint import Checkpoint, open_checkpoint
+from engine.config import build_config
 from engine.contract.errors import RequestError
 from engine.contract.requests import parse_request
+from engine.controller import Controller
 from engine.controller_abilities import check_abilities
+from engine.controller_folder import open_run_folder
 
 PICTURE = {"part": "picture"}
 REFERENCE = {"kind": "image", "media": PICTURE}
@@ -43,6 +46,23 @@ def test_a_video_whose_partition_is_not_loaded_is_refused(
     error = _refused(partial, task="denoise", references=references, **size)
     assert (error.code, error.value, error.status) == ("partition_not_loaded", loaded, 422)
     check_abilities(parse_request({"task": "denoise", "references": references, **size}), checkpoint)
+
+
+async def test_the_controller_refuses_before_it_queues(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    config = build_config({"model": str(checkpoint.folder), "device": "cpu", "partitions": ["transformer"]})
+    opened = open_checkpoint(config.model, stages=config.stages, options=config.model_options)
+    folder = open_run_folder(tmp_path, room=0)
+    controller = Controller(config, opened, folder)
+    try:
+        request = parse_request(
+            {"task": "generate", "prompt": "a", "frames": 22, "width": 64, "height": 64, "references": [REFERENCE]}
+        )
+        with pytest.raises(RequestError) as caught:
+            await controller.check(request, {"picture": {}})
+        assert caught.value.code == "partition_not_loaded"
+        assert controller.info()["partitions"] == ["transformer"]
+    finally:
+        folder.close()
 
 
 def test_references_can_be_encoded_without_a_transformer(checkpoint: Checkpoint) -> None:
