@@ -138,7 +138,7 @@ class H3EngineEncodeMedia(io.ComfyNode):  # type: ignore[misc]
             node_id="H3EngineEncodeMedia",
             display_name="H3 Engine Encode Media",
             description="A clip and its sound as the latent of both, for editing. The clip is brought to "
-            f"{FPS} frames a second and cut to 17n+5 frames.",
+            f"{FPS} frames a second, its last picture held up to the next 17n+5.",
             inputs=[
                 engine_input(),
                 *clip_inputs("images", what="The clip"),

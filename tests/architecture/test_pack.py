@@ -98,7 +98,7 @@ def test_every_node_has_a_locale_entry() -> None:
     assert [name for name, entry in names.items() if not entry.get("display_name")] == []
 
 
-# A graph that ends in tensors is shown by H3EngineDecode's help page; templates save videos. A latent to edit needs masks.
+# A graph that ends in tensors is shown by H3EngineDecode's help page; templates save videos. Editing needs masks.
 WITHOUT_TEMPLATE = frozenset({"H3EngineDecode", "H3EngineEncodeMedia"})
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.comfyui import HOME, ComfyUI
+from tests.support.workflows import write_media
 
 
 @pytest.fixture(scope="session")
@@ -16,6 +17,7 @@ def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
     """Return a running ComfyUI with this pack."""
     assert (HOME / "stamp").exists(), "run scripts/setup_comfyui.sh first"
     server = ComfyUI(tmp_path_factory.mktemp("comfyui") / "base")
+    write_media(server.base / "input")
     server.wait_until_ready()
     yield server
     server.stop()

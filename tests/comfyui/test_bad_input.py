@@ -22,6 +22,52 @@ def _with_latent() -> dict[str, Any]:
     return prompt
 
 
+def _with(**nodes: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the prompt with these nodes; of those that are named as one of it, the inputs are added."""
+    prompt = make_t2va()
+    for name, (kind, inputs) in nodes.items():
+        prompt.setdefault(name, {"class_type": kind, "inputs": {}})["inputs"] |= inputs
+    return prompt
+
+
+_IMAGE = ("LoadImage", {"image": "example.png"})
+_CLIP = ("LoadVideo", {"file": "clip.mp4"})
+_PARTS = ("GetVideoComponents", {"video": ["clip", 0]})
+_ENCODE, _SAMPLE = "H3EngineTextEncode", "H3EngineSampler"
+
+
+def _keyframes(**inputs: Any) -> dict[str, Any]:
+    keys = ("H3EngineKeyframes", {"width": 64, "height": 64, "seconds": 0.9, **inputs})
+    return _with(image=_IMAGE, keys=keys, encode=(_ENCODE, {"keyframes": ["keys", 0]}))
+
+
+def _reference(kind: str, *, latent: bool = True, **inputs: Any) -> dict[str, Any]:
+    """Return the prompt with one reference, with example.png and clip.mp4 at hand."""
+    more = {"latent": ["latent", 0]} if latent else {}
+    ref = (f"H3EngineReference{kind}", inputs)
+    encode = (_ENCODE, {"references": ["ref", 0], **more})
+    many = ("RepeatImageBatch", {"image": ["image", 0], "amount": 10})
+    brief = ("EmptyAudio", {"duration": 1.9, "sample_rate": 44_100, "channels": 2})
+    return _with(image=_IMAGE, clip=_CLIP, parts=_PARTS, many=many, brief=brief, ref=ref, encode=encode)
+
+
+def _guide(**inputs: Any) -> dict[str, Any]:
+    """Return the prompt with one guide, with example.png and clip.mp4 at hand."""
+    made = {"engine": ["connect", 0], "conditioning": ["encode", 0], "latent": ["latent", 0]}
+    guide = ("H3EngineGuide", {**made, "position": 0, "unit": "frames", **inputs})
+    other = ("H3EngineEmptyLatent", {"width": 96, "height": 64, "seconds": 0.9})
+    sample = (_SAMPLE, {"conditioning": ["guide", 0]})
+    return _with(image=_IMAGE, clip=_CLIP, parts=_PARTS, other=other, guide=guide, sample=sample)
+
+
+def _both() -> dict[str, Any]:
+    """Return the prompt with keyframes and references."""
+    prompt = _keyframes(first_frame=["image", 0])
+    prompt["ref"] = {"class_type": "H3EngineReferenceImage", "inputs": {"image": ["image", 0]}}
+    prompt["encode"]["inputs"] |= {"references": ["ref", 0], "latent": ["latent", 0]}
+    return prompt
+
+
 def _ending_at(node: str, prompt: dict[str, Any]) -> dict[str, Any]:
     """Return ``prompt`` with ``decode`` fed by ``node``, past the sampler."""
     prompt["decode"]["inputs"]["latent"] = [node, 0]
@@ -75,6 +121,51 @@ CASES = {
         "sample",
         ("multiple of 64", "Use 192"),
     ),
+    "keyframes without a picture": (_keyframes(), "keys", ("no keyframe", "first frame, a last frame")),
+    "keyframes with half a size": (
+        _keyframes(first_frame=["image", 0], height=0),
+        "keys",
+        ("width and height together", "height = 0"),
+    ),
+    "keyframes and references": (_both(), "encode", ("do not go together", "references = 1", "guides")),
+    "references without a latent": (
+        _reference("Image", image=["image", 0], latent=False),
+        "encode",
+        ("size and duration", "Connect the latent"),
+    ),
+    "ten pictures": (_reference("Image", image=["many", 0]), "encode", ("At most 9 image", "references = 10")),
+    "a sound alone": (_reference("Audio", audio=["parts", 1]), "encode", ("alone", "image or video")),
+    "an unknown reference size": (
+        _reference("Image", image=["image", 0], reference_size="huge"),
+        "ref",
+        ("reference_size = 'huge'", "native, match, max, reference"),
+    ),
+    "a reference video of nothing": (_reference("Video", fps=24), "ref", ("no clip", "Connect a video")),
+    "a video and pictures": (
+        _reference("Video", video=["clip", 0], images=["image", 0]),
+        "ref",
+        ("Both video and images", "Connect one"),
+    ),
+    "a soundtrack of 1.9 s": (
+        _reference("Video", images=["parts", 0], audio=["brief", 0]),
+        "encode",
+        ("at least 2 s", "1.90 s"),
+    ),
+    "a guide of nothing": (_guide(), "guide", ("nothing to hold", "Connect an image")),
+    "a guide at half a frame": (_guide(image=["image", 0], position=1.5), "guide", ("position = 1.5", "seconds")),
+    "a guide behind the end": (_guide(image=["image", 0], position=22), "guide", ("frames 0 to 21", "position = 22")),
+    "a guide in weeks": (_guide(image=["image", 0], unit="weeks"), "guide", ("unit = 'weeks'",)),
+    "a guide longer than the video": (
+        _guide(video=["clip", 0]),
+        "guide",
+        ("39 frames at frame 0", "22 frames", "video = "),
+    ),
+    "a guide for another canvas": (
+        _guide(image=["image", 0], latent=["other", 0]),
+        "sample",
+        ("96x64", "64x64", "conditioning = "),
+    ),
+    "stages that are none": (make_t2va(connect__stages="decoders"), "connect", ("stages = 'decoders'", "generator")),
     "a pinned length beyond the limit": (make_t2va(sample__pad_seq_len=2**20), "sample", ("131072",)),
 }
 
@@ -95,7 +186,13 @@ async def test_a_bad_input_gives_a_readable_error_on_its_node(comfyui: ComfyUI, 
 
 @pytest.mark.parametrize(
     ("change", "name"),
-    [("sample__steps", "steps"), ("latent__seconds", "seconds"), ("sample__seed", "seed"), ("connect__ranks", "ranks")],
+    [
+        ("sample__steps", "steps"),
+        ("latent__seconds", "seconds"),
+        ("sample__seed", "seed"),
+        ("sample__num_outputs", "num_outputs"),
+        ("connect__ranks", "ranks"),
+    ],
 )
 async def test_a_number_out_of_range_is_refused_by_the_schema(comfyui: ComfyUI, change: str, name: str) -> None:
     run = await run_prompt(comfyui, make_t2va(**{change: -1}))

@@ -90,7 +90,7 @@ def test_a_file_saved_before_inputs_were_appended_gets_their_defaults_and_runs(c
         _run(page, old, ARTIFACTS / f"{file}.png")
         assert page.evaluate("() => app.graph._nodes.filter((node) => node.has_errors).length") == 0
         after = _saved_values(page)
-    appended = {"H3EngineConnect": [0, 1, 1, 1, False, False, ""], "H3EngineSampler": [0]}
+    appended = {"H3EngineConnect": [0, 1, 1, 1, False, False, "", "all"], "H3EngineSampler": [0, 1]}
     for node in given["nodes"]:
         assert values[node["id"]] == [*(node.get("widgets_values") or []), *appended.get(node["type"], [])]
         # The text that a node shows after a run is not saved with it.

@@ -14,7 +14,7 @@ from tests.support.comfyui import PACK_NAME, ComfyUI
 pytestmark = pytest.mark.comfyui
 
 SNAPSHOT = Path(__file__).with_name("schemas.json")
-TEMPLATES = ("t2va", "t2va_parallel")
+TEMPLATES = ("fl2va", "guides", "ref2va", "t2va", "t2va_parallel", "two_engines")
 NODE_IDS = (
     "H3EngineConnect",
     "H3EngineTextEncode",
@@ -22,6 +22,12 @@ NODE_IDS = (
     "H3EngineSampler",
     "H3EngineDecode",
     "H3EngineDecodeToVideo",
+    "H3EngineKeyframes",
+    "H3EngineReferenceImage",
+    "H3EngineReferenceVideo",
+    "H3EngineReferenceAudio",
+    "H3EngineGuide",
+    "H3EngineEncodeMedia",
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import torch
@@ -46,4 +47,35 @@ class H3TestLatent:
         return (latent,)
 
 
-NODE_CLASS_MAPPINGS = {"H3TestConditioning": H3TestConditioning, "H3TestLatent": H3TestLatent}
+class H3TestShow:
+    """Shows the shapes of what is connected, as JSON in the output ``shown``."""
+
+    RETURN_TYPES = ()
+    FUNCTION = "show"
+    CATEGORY = "tests"
+    OUTPUT_NODE = True
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"value": ("*", {})}}
+
+    def show(self, value: Any) -> dict[str, Any]:
+        return {"ui": {"shown": [json.dumps(_shown(value))]}}
+
+
+def _shown(value: Any) -> Any:
+    """Return tensors as their shapes, the rest as it is."""
+    if getattr(value, "is_nested", False):
+        return [list(stream.shape) for stream in value.unbind()]
+    if isinstance(value, torch.Tensor):
+        return list(value.shape)
+    if isinstance(value, dict):
+        return {key: _shown(entry) for key, entry in value.items()}
+    return [_shown(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+
+
+NODE_CLASS_MAPPINGS = {
+    "H3TestConditioning": H3TestConditioning,
+    "H3TestLatent": H3TestLatent,
+    "H3TestShow": H3TestShow,
+}
