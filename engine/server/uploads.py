@@ -14,7 +14,7 @@ from pathlib import Path
 from ..contract.errors import EngineBusyError, RequestError
 from ..contract.framing import TensorInfo, read_header
 from ..contract.messages import Submit
-from ..contract.requests import Request, file_parts, media_of
+from ..contract.requests import Echo, Request, file_parts, input_parts, media_of
 from ..contract.tensors import Headers
 from ..controller_folder import RunFolder, folder_busy
 from ..wire import PartWriter
@@ -126,7 +126,7 @@ def check_room(total: int, run_folder: RunFolder) -> None:
 
 
 def read_headers(files: Mapping[str, Path], request: Request) -> Headers:
-    """Return the safetensors headers of complete parts; none for those that are files.
+    """Return the safetensors headers of complete parts; none for files, and for what the request does not take.
 
     Args:
         files: part name → its file.
@@ -137,10 +137,11 @@ def read_headers(files: Mapping[str, Path], request: Request) -> Headers:
     """
     headers: dict[str, Mapping[str, TensorInfo]] = {}
     plain = file_parts(request)
+    taken = {*input_parts(request), *(media.part for _, media in media_of(request))}
     try:
         for name, path in files.items():
-            if name in plain:
-                if path.stat().st_size == 0:
+            if name in plain or (name not in taken and not isinstance(request, Echo)):
+                if name in plain and path.stat().st_size == 0:
                     raise empty_file(name, request)
                 headers[name] = {}
                 continue
