@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 from .contract import geometry, media_limits
@@ -23,8 +24,6 @@ from .media_fit import cover_crop, stretch
 from .media_job import Found, MediaJob, seconds_of, write_clip
 from .media_sound import Waveform, fitted, to_model
 from .media_store import PreparedPart
-
-_AUDIO_SECONDS = 1 / geometry.AUDIO_LATENTS_PER_SECOND
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,15 +87,15 @@ def _guide(job: MediaJob, guide: Guide, index: int, canvas: Canvas) -> dict[str,
     if guide.media is not None:
         length = _guide_pictures(job, guide, part, path, canvas)
     most = media_limits.guide_audio_latents(start=start, frames=canvas.frames)
-    seconds = most * _AUDIO_SECONDS
-    sound = job.sound(guide, path, seconds=seconds + 1)
+    seconds = Fraction(most, geometry.AUDIO_LATENTS_PER_SECOND)
+    sound = job.sound(guide, path, seconds=float(seconds) + 1)
     waveform: Waveform | None = None
     if sound is not None:
         field = f"request.{path}.{'media' if guide.audio is None else 'audio'}"
         waveform = to_model(sound, seconds=seconds, rate=job.facts.sample_rate, field=field)
         waveform = waveform[:, : most * geometry.SAMPLES_PER_AUDIO_LATENT]
         if guide.audio is not None and sound.seconds > seconds:
-            job.warn("media_cut", f"The sound of {path} was cut to {seconds:.2f} s, where the video ends.")
+            job.warn("media_cut", f"The sound of {path} was cut to {float(seconds):.2f} s, where the video ends.")
         if not waveform.shape[1]:
             waveform = None
     if waveform is None and guide.media is None:

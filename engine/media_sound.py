@@ -14,6 +14,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ Waveform = npt.NDArray[np.float32]
 """[channels, samples] in -1..1."""
 
 _LAYOUTS = {3: "3.0", 4: "4.0", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}
-_LARGEST_FILTER = 2**26
-"""Values of a resampling filter (256 MB); 44,100 Hz needs 2 million."""
+_LARGEST_FILTER = 2**22
+"""Values of a resampling filter; 44,100 Hz needs 141,120, and making one takes some fifty bytes a value."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ def aligned(sound: Sound) -> Sound:
     return dataclasses.replace(sound, waveform=moved, delay=0.0)
 
 
-def to_model(sound: Sound, *, seconds: float, rate: int, field: str) -> Waveform:
+def to_model(sound: Sound, *, seconds: float | Fraction, rate: int, field: str) -> Waveform:
     """Return the first ``seconds`` of a sound as [2, N] at ``rate`` Hz.
 
     Raises:
