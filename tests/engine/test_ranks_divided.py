@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+from engine.contract.requests import STAGES, Generate, parse_request
+from engine.runner_media import JobMedia
+from tests.support import stages
 from tests.support.ranks import Fleet
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
@@ -35,7 +40,7 @@ def layout(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def fleet(tiny_checkpoint: Path, layout: str) -> Iterator[Fleet]:
-    fleet = Fleet(tiny_checkpoint, layout=tuple(LAYOUTS[layout].split()))
+    fleet = Fleet(tiny_checkpoint, layout=tuple(LAYOUTS[layout].split()), stages=",".join(STAGES), media=True)
     try:
         yield fleet
     finally:
@@ -49,6 +54,24 @@ def test_ranks_tell_what_they_hold_and_serve_jobs(fleet: Fleet) -> None:
     assert ended.error is None
     assert ended.facts["frames"] == 22
     assert fleet.run({"task": "encode_prompt", "prompt": "a red kite"}).facts == {"tokens": 10}
+
+
+def test_references_are_read_and_denoised_by_parts(fleet: Fleet, tiny_checkpoint: Path) -> None:
+    """The picture goes through the divided text encoder, the rows through the divided second partition."""
+    inputs = {"references.0": fleet.folder / "reference.safetensors"}
+    generator = torch.Generator().manual_seed(1)
+    picture = torch.randint(0, 256, (1, 96, 64, 3), generator=generator, dtype=torch.uint8)
+    save_file({"frames": picture}, inputs["references.0"])
+    body = {**SMALL, "seed": 4, "references": [{"kind": "image", "media": {"part": "unused"}}]}
+    ended = fleet.run(body, inputs)
+    assert ended.error is None
+    request = parse_request(body)
+    assert isinstance(request, Generate)
+    sizes = {name: body[name] for name in ("prompt", "width", "height", "steps", "seed")}
+    alone = stages.run_media(stages.load(tiny_checkpoint), JobMedia.load(request, inputs), **sizes)
+    made = load_file(ended.outputs("latents")[0])
+    assert (made["video"] - alone.latents.video).abs().max() <= 1e-4
+    assert (made["audio"] - alone.latents.audio).abs().max() <= 1e-4
 
 
 def test_cancelling_leaves_the_ranks_as_they_are(fleet: Fleet) -> None:
