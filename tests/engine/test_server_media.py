@@ -95,7 +95,8 @@ def test_references_of_all_kinds_are_told_with_their_sizes_and_rows(
     assert (done["state"], done["error"]) == ("done", None)
     face, clip, voice = done["facts"]["references"]
     assert (face["kind"], face["width"], face["height"], face["rows"]) == ("image", 64, 96, 6)
-    assert (clip["kind"], clip["audio_latents"], voice["audio_latents"]) == ("video", 80, 80)
+    assert (clip["kind"], voice["audio_latents"]) == ("video_audio", 80)
+    assert 80 <= clip["audio_latents"] <= 82  # AAC fills its last packet
     assert 0 < face["share"] < voice["share"] < clip["share"] < 1
 
 

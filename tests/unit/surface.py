@@ -14,9 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from engine.cli import build_parser
-from engine.contract import errors, messages, requests, version
+from engine.contract import errors, media, messages, requests, version
 from engine.server.routes import ROUTES
 
+MEDIA: tuple[type[Any], ...] = (
+    media.Media,
+    media.Keyframe,
+    media.Reference,
+    media.Guide,
+    media.Source,
+    media.Condition,
+    media.EncodedReference,
+)
 FILE = Path(__file__).with_name("surface.json")
 
 
@@ -26,6 +35,7 @@ def surface() -> dict[str, Any]:
         "protocol_version": version.PROTOCOL_VERSION,
         "part": fields(messages.Part),
         "requests": {name: fields(cls) for name, cls in requests.REQUESTS.items()},
+        "media": {cls.__name__: fields(cls) for cls in MEDIA},
         "to_engine": {name: fields(cls) for name, cls in messages.TO_ENGINE.items()},
         "to_client": {name: fields(cls) for name, cls in messages.TO_CLIENT.items()},
         "error_codes": sorted(errors.CODES),
