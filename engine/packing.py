@@ -2,7 +2,7 @@
 
 Promise: built from sizes alone, on the CPU, and moved once; positions, tags, indices and times equal diffusers' bit for
 bit wherever it knows the layout (t2va, fl2va, ref2va), since its grids are used; latents are in ComfyUI's layout
-outside this module. Raises nothing of its own: sizes were checked by the contract.
+outside this module. Raises `RequestError` for a pinned length that is too short; other sizes the contract checked.
 """
 
 from __future__ import annotations

@@ -195,6 +195,7 @@ def test_a_keyframe_for_another_canvas_is_refused_by_the_ranks_too(fleet: Fleet,
         ("MiniMaxH3VideoEncoder3d", "encode_media", 0),
         ("MiniMaxH3AudioEncoder", "encode_media", 0),
         ("MiniMaxH3Transformer3DModel", "denoise", 1),
+        ("MiniMaxH3AudioBigVGANDecoder", "decode_audio", 0),
         ("MiniMaxH3VideoViTDecoder3d", "decode_video", 0),
     ],
 )
