@@ -56,6 +56,8 @@ def event_text(event: Event) -> str | None:
 def references_text(facts: Mapping[str, Any]) -> str:
     """Return what came of the references: how the prompt calls each, its size, rows and share of the sequence.
 
+    The names have no angle brackets: the page takes those for tags, and shows nothing.
+
     Args:
         facts: of the job that encoded them.
     """
@@ -72,7 +74,7 @@ def references_text(facts: Mapping[str, Any]) -> str:
             sizes.append(f"{reference['frames']} frames")
         if reference.get("audio_latents"):
             sizes.append(f"{reference['audio_latents'] / AUDIO_LATENTS_PER_SECOND:.2f} s of sound")
-        named = " and ".join(f"<{label} {numbers[label]}>" for label in labels)
+        named = " and ".join(f"{label} {numbers[label]}" for label in labels)
         lines.append(f"{named}: {', '.join(sizes)}, {reference['rows']} rows ({reference['share']:.1%})")
     return "\n".join(lines)
 

@@ -87,11 +87,12 @@ class H3EngineGuide(io.ComfyNode):  # type: ignore[misc]
         """Return the conditioning with the guide."""
         media_input = "image" if video is None else "video"
         start = "request.guides[0]"
-        inputs = {"position": f"{start}.frame", "audio": f"{start}.audio", "fps": f"{start}.media.fps"}
+        placed = "seconds" if unit == "seconds" and position >= 0 else "frame"
+        inputs = {"position": f"{start}.{placed}", "audio": f"{start}.audio", "fps": f"{start}.media.fps"}
         with node_errors(**inputs, **{media_input: start}):
             streams = latent_streams(latent)
             frames = whole_frames(streams[0])
-            guide = Guide(_frame(position, unit))
+            guide = _start(position, unit)
             resolve_guides((guide,), frames)
             clip = clip_of(video=video, images=("image", image), audio=audio, fps=fps)
             if clip.file is None and clip.images is None and clip.audio is None:
@@ -112,22 +113,22 @@ class H3EngineGuide(io.ComfyNode):  # type: ignore[misc]
             return io.NodeOutput(with_guides(conditioning, result.pieces["conditioning"][0], result.facts))
 
 
-def _frame(position: float, unit: str) -> int:
-    """Return the pixel frame of a position, negative from the end."""
+def _start(position: float, unit: str) -> Guide:
+    """Return a guide without media that starts at a position; seconds from the end are given in frames."""
     if unit == "seconds":
-        return round(position * FPS)
+        return Guide(seconds=position) if position >= 0 else Guide(round(position * FPS))
     if unit not in _UNITS:
         remedy = f"Use {' or '.join(_UNITS)}."
         raise RequestError("out_of_range", f"There is no unit {unit!r}.", field="unit", value=unit, remedy=remedy)
-    if position != round(position):
+    if not float(position).is_integer():
         raise RequestError(
             "out_of_range",
             "A frame is a whole number.",
             field="position",
             value=position,
-            remedy=f"Use {round(position)}, or the unit seconds.",
+            remedy="Use a whole number, or the unit seconds.",
         )
-    return round(position)
+    return Guide(round(position))
 
 
 def _report(facts: dict[str, Any]) -> str:

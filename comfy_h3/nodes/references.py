@@ -60,9 +60,9 @@ def _linked(chain: Chain | None, *items: ReferenceItem) -> io.NodeOutput:
     for index in range(len(chain) - len(items), len(chain)):
         kind = chain[index].kind
         number = sum(item.kind == kind for item in chain[: index + 1])
-        lines.append(f"Reference {index + 1}: <{_LABELS[kind]} {number}>")
+        lines.append(f"Reference {index + 1}: {_LABELS[kind]} {number}")
         if kind == "audio" and any(item.kind == "video" for item in chain[:index]):
-            lines[-1] = f"Reference {index + 1}: <Audio …>, counting the sound of each video before it"
+            lines[-1] = f"Reference {index + 1}: Audio {number}, plus one for each video with sound before it"
     host.NodeDisplay().text("\n".join(lines))
     return io.NodeOutput(chain)
 

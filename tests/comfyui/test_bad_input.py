@@ -154,6 +154,16 @@ CASES = {
     "a guide of nothing": (_guide(), "guide", ("nothing to hold", "Connect an image")),
     "a guide at half a frame": (_guide(image=["image", 0], position=1.5), "guide", ("position = 1.5", "seconds")),
     "a guide behind the end": (_guide(image=["image", 0], position=22), "guide", ("frames 0 to 21", "position = 22")),
+    "a guide behind the end in seconds": (
+        _guide(image=["image", 0], position=2.5, unit="seconds"),
+        "guide",
+        ("0 to 0.875 s", "position = 2.5"),
+    ),
+    "a guide before the start in seconds": (
+        _guide(image=["image", 0], position=-1, unit="seconds"),
+        "guide",
+        ("-22 to -1 from the end", "position = -24"),
+    ),
     "a guide in weeks": (_guide(image=["image", 0], unit="weeks"), "guide", ("unit = 'weeks'",)),
     "a guide longer than the video": (
         _guide(video=["clip", 0]),

@@ -147,9 +147,9 @@ def test_references_are_told_with_their_names_sizes_rows_and_shares(module: Any)
         ]
     }
     assert module("comfy_h3.texts").references_text(facts).splitlines() == [
-        "<Audio 1>: 2.00 s of sound, 160 rows (10.0%)",
-        "<Picture 1>: 96x64, 6 rows (0.4%)",
-        "<Audio 2> and <Video 1>: 64x96, 39 frames, 2.25 s of sound, 228 rows (20.0%)",
+        "Audio 1: 2.00 s of sound, 160 rows (10.0%)",
+        "Picture 1: 96x64, 6 rows (0.4%)",
+        "Audio 2 and Video 1: 64x96, 39 frames, 2.25 s of sound, 228 rows (20.0%)",
     ]
     assert module("comfy_h3.texts").references_text({}) == ""
 

@@ -80,10 +80,10 @@ async def test_references_of_all_kinds_make_a_video_and_are_told(comfyui: ComfyU
     run = await finished(comfyui, prompt)
     assert video_facts(saved(comfyui, run, node_of(prompt, "SaveVideo"))).frames == FRAMES
     text = run.texts(node_of(prompt, "H3EngineTextEncode"))[-1]
-    assert "<Picture 1>: 128x96, 12 rows (" in text
-    assert "<Audio 1> and <Video 1>: 64x64, 22 frames, 0.93 s of sound, " in text
-    assert "<Audio 2>: 0.93 s of sound, 74 rows (" in text
-    assert run.texts(node_of(prompt, "H3EngineReferenceVideo"))[-1] == "Reference 2: <Video 1>"
+    assert "Picture 1: 128x96, 12 rows (" in text
+    assert "Audio 1 and Video 1: 64x64, 22 frames, 0.93 s of sound, " in text
+    assert "Audio 2: 0.93 s of sound, 74 rows (" in text
+    assert run.texts(node_of(prompt, "H3EngineReferenceVideo"))[-1] == "Reference 2: Video 1"
     ((embeds, extra),) = shown(run)
     assert embeds[1] == extra["minimax_token_tags"][0]
     kinds = [(entry["kind"], entry.get("latent"), entry.get("audio_latent")) for entry in extra["minimax_refs"]]
