@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,9 @@ import numpy as np
 import torch
 from PIL import Image
 from pathlib import Path
+from engine.checkpoint import open_checkpoint
+from engine.models.processor import load_processor
+from engine.rank_options import ModelOptions
 from tests.support import stages
 
 torch.set_num_threads(1)
@@ -44,7 +49,10 @@ def rows(picture):
 
 (pads, first), (_, other) = rows(noise[0]), rows(noise[1])
 clip = models.processor.video_processor(videos=[noise.repeat(2, 0)], do_sample_frames=False, return_tensors="pt")
+trusting = ModelOptions(component_dirs={"processor": sys.argv[2]}, own_code=True)
+own = load_processor(open_checkpoint(sys.argv[1], options=trusting).small["processor"])
 print(json.dumps({
+    "own": [type(own).__name__, own.image_processor.merge_size],
     "pads": pads,
     "pad_rows_moved": float((first - other)[1 : pads + 1].abs().mean() / first.abs().mean()),
     "text_rows_moved": float((first - other)[-3:].abs().mean() / first.abs().mean()),
@@ -53,26 +61,44 @@ print(json.dumps({
 """
 
 
-def test_the_processor_feeds_the_vision_tower_and_what_is_seen_reaches_every_row(tiny_checkpoint: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _PROGRAM, str(tiny_checkpoint)],
-        check=True,
-        capture_output=True,
-        timeout=100,
-        cwd=ROOT,
-        env=with_media_libraries(),
+@pytest.fixture(scope="module")
+def found(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return what the program saw, in a process that has torchvision."""
+    scratch = tmp_path_factory.mktemp("own")
+    own = Path(shutil.copytree(tiny_checkpoint / "processor", scratch / "processor"))
+    (own / "own.py").write_text(
+        "from transformers import Qwen3VLProcessor\n\n\nclass Own(Qwen3VLProcessor):\n    pass\n"
     )
-    found = json.loads(done.stdout.splitlines()[-1])
+    config = json.loads((own / "processor_config.json").read_text())
+    (own / "processor_config.json").write_text(json.dumps({**config, "auto_map": {"AutoProcessor": "own.Own"}}))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _PROGRAM, str(tiny_checkpoint), str(own)],
+        check=True,
+        stdout=subprocess.PIPE,
+        timeout=200,
+        cwd=ROOT,
+        env={**with_media_libraries(), "HF_MODULES_CACHE": str(scratch / "modules")},
+    )
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def test_the_processor_feeds_the_vision_tower_and_what_is_seen_reaches_every_row(found: dict[str, Any]) -> None:
     assert found["pads"] > 1
     assert found["clip"][0][0] == 2
     assert found["pad_rows_moved"] > 0.05
     assert found["text_rows_moved"] > 0.01
 
 
-@pytest.mark.skipif(is_installed("torchvision"), reason="this environment has torchvision")
+def test_a_processor_of_trusted_code_is_the_one_that_runs(found: dict[str, Any]) -> None:
+    assert found["own"] == ["Own", 2]
+
+
 def test_without_torchvision_the_engine_loads_and_a_picture_is_refused_with_what_to_install(
-    tiny_checkpoint: Path,
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    assert not is_installed("torchvision")
     models = stages.load(tiny_checkpoint, keep=frozenset())
     with pytest.raises(RequestError) as caught:
         _ = models.processor
