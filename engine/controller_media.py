@@ -48,6 +48,7 @@ AT_ONCE = 2
 """Jobs whose media are read at the same time."""
 MEMORY_BYTES = 16 * 2**30
 """Memory that one process may have for itself, and the largest file that it may write."""
+_KILLED_FIRST = "800"
 _ROOT = Path(__file__).resolve().parents[1]
 _TAIL_BYTES = 4000
 
@@ -126,6 +127,9 @@ async def _spawn(job_file: Path, folder: Path) -> asyncio.subprocess.Process:
             _, hard = resource.prlimit(process.pid, limit)
             most = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
             resource.prlimit(process.pid, limit, (most, most))
+    # Where memory runs out before that, the kernel should choose it rather than a rank.
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{process.pid}/oom_score_adj").write_text(_KILLED_FIRST, encoding="ascii")
     return process
 
 
