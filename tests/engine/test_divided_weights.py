@@ -119,6 +119,13 @@ def test_a_second_prompt_of_the_pinned_length_compiles_nothing(two: Found, name:
         assert found[name]["off"] <= EXACT
 
 
+def test_both_partitions_run_the_same_compiled_code_with_their_own_weights(two: Found) -> None:
+    for found in (rank["both partitions compiled"] for rank in two):
+        assert found["graphs"] == [4, 4]
+        assert found["off"] <= EXACT
+        assert found["apart"] > 0.1
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_blocks_compiled_by_inductor_equal_plain_ones_and_serve_a_second_prompt(

@@ -26,6 +26,7 @@ from engine.parallel.mesh import Mesh
 from engine.parallel.sharding import apply_sequence_parallel, sequence_parallel_of
 from engine.parallel.tensor import TRANSFORMER, Split
 from engine.parallel.weights import held_bytes, plan_divisions
+from engine.rank_options import PARTITIONS
 from engine.stages.base import PromptEmbeds, StageContext
 from engine.stages.denoise import denoise
 from tests.support.attention_cases import Case, make_inputs
@@ -125,13 +126,14 @@ def lay_out(mesh: Mesh, *degrees: int) -> None:
     mesh.layout = Layout(mesh.layout.rank, mesh.layout.world_size, *degrees)
 
 
-def divided(mesh: Mesh, folder: Path, *, shard: bool) -> tuple[Models, int, int]:
-    """Load this rank's part of the transformer; return it, the bytes read, and the bytes said to be read."""
+def divided(mesh: Mesh, folder: Path, *, shard: bool, component: str = "transformer") -> tuple[Models, int, int]:
+    """Load this rank's part of a transformer; return it, the bytes read, and the bytes said to be read."""
     divisions = plan_divisions(mesh, text_encoder_degree=1, shard_weights=shard)
     with counted_reads():
-        models, told = load(folder, "transformer", divisions)
-    guard_collectives(models.transformer, mesh)
-    apply_sequence_parallel(models.transformer, mesh, weights_axis="sequence" if shard else None)
+        models, told = load(folder, component, divisions)
+    transformer = getattr(models, component)
+    guard_collectives(transformer, mesh)
+    apply_sequence_parallel(transformer, mesh, weights_axis="sequence" if shard else None)
     return models, CountedFile.count, told
 
 
@@ -236,6 +238,23 @@ def compiled(mesh: Mesh, folder: Path, *degrees: int, shard: bool = False, backe
     return {"off": max(off), "graphs": graphs, "breaks": breaks}
 
 
+def both_compiled(mesh: Mesh, folder: Path) -> Found:
+    """Compile both partitions and run them in turn; count the graphs after each."""
+    lay_out(mesh, 2)
+    made = [divided(mesh, folder, shard=False, component=name)[0] for name in PARTITIONS]
+    models = [made[0], dataclasses.replace(made[1], transformer=made[1].transformer_ref)]
+    plain = [latents(one, TEXT_ROWS[0], PINNED) for one in models]
+    for one in models:
+        compile_blocks(one.transformer, backend="eager")
+    torch.compiler.reset()
+    counters.clear()
+    graphs, off = [], []
+    for one, wanted in zip(models, plain, strict=True):
+        off.append(difference(wanted, latents(one, TEXT_ROWS[0], PINNED)))
+        graphs.append(counters["stats"]["unique_graphs"])
+    return {"off": max(off), "apart": difference(*plain), "graphs": graphs}
+
+
 def two(mesh: Mesh, folder: Path) -> None:
     """Be one of two ranks."""
     model = folder / "model"
@@ -251,6 +270,7 @@ def two(mesh: Mesh, folder: Path) -> None:
         "compiled ulysses": lambda: compiled(mesh, model, 2),
         "compiled tensor": lambda: compiled(mesh, model, 1, 1, 2),
         "compiled sharded": lambda: compiled(mesh, model, 2, shard=True),
+        "both partitions compiled": lambda: both_compiled(mesh, model),
     }
     _report(mesh, folder, cases)
 
