@@ -143,6 +143,14 @@ def open_checkpoint(folder: str | Path, *, stages: Iterable[str] = STAGES) -> Ch
     return Checkpoint(folder, facts, partitions, components)
 
 
+def peek_facts(folder: Path) -> ModelFacts:
+    """Return what the checkpoint in ``folder`` says of itself; the released values if `open_checkpoint` refuses it."""
+    try:
+        return _read_facts(folder, _read_json(folder, _INDEX))
+    except ConfigError:
+        return ModelFacts()
+
+
 def _check_folders(folder: Path, names: list[str]) -> None:
     absent = [f"{name}/" for name in names if not (folder / name).is_dir()]
     if absent:
@@ -175,6 +183,8 @@ def _read_facts(folder: Path, index: dict[str, Any]) -> ModelFacts:
                 f"{name}/config.json", repr(error), f"{name}/config.json lacks a value or has one of a wrong type."
             ) from error
         for key, value in found.items():
+            if type(value) is not int or value < 1:
+                raise _invalid(f"{name}/config.json", value, f"{key} of {name} is a whole number above 0.")
             if facts.setdefault(key, value) != value:
                 raise _invalid(
                     f"{name}/config.json", value, f"{name} has {key} {value}, another component {facts[key]}."
@@ -191,6 +201,7 @@ def _transformer_facts(config: dict[str, Any]) -> dict[str, Any]:
         "text_dim": config["text_dim"],
         "patch": patch[1],
         "heads": config["num_attention_heads"],
+        "ffn_dim": config["ffn_dim"],
     }
 
 
@@ -219,7 +230,11 @@ def _text_encoder_facts(config: dict[str, Any]) -> dict[str, Any]:
             f"The text encoder has {layers} layers; the conditioning is its state {TEXT_LAYERS} before the final norm.",
         )
     text = config["text_config"]
-    return {"text_dim": text["hidden_size"], "text_kv_heads": text["num_key_value_heads"]}
+    return {
+        "text_dim": text["hidden_size"],
+        "text_kv_heads": text["num_key_value_heads"],
+        "text_ffn_dim": text["intermediate_size"],
+    }
 
 
 _FACTS_OF = {

@@ -7,6 +7,7 @@ Raises `ConfigError` naming the key, the value and the remedy. Imports no torch.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import ipaddress
 import math
@@ -18,10 +19,11 @@ from typing import Any
 import yaml
 
 from . import env
+from .checkpoint import peek_facts
 from .config_devices import find_devices
 from .config_layout import resolve_layout
 from .contract.errors import ConfigError
-from .contract.limits import PAD_MULTIPLE, Limits
+from .contract.limits import MAX_RANK_WEIGHT, MIN_RANK_WEIGHT, PAD_MULTIPLE, Limits
 from .contract.messages import STAGES
 from .rank_options import ParallelOptions
 
@@ -36,7 +38,7 @@ class Option:
 
     Attributes:
         name: the key in YAML; ``--name`` with dashes on the command line.
-        kind: str, int, float, bool, list (of stage names) or tuple (of numbers).
+        kind: str, int, float, bool, list (of stage names) or tuple (of numbers from ``low`` to ``high``).
         default: its value when it is given nowhere.
         help: one line for ``--help``.
         choices: the allowed values; empty: any.
@@ -73,7 +75,14 @@ OPTIONS = (
     Option(
         "text_encoder_tp_degree", int, 1, "ranks among which the text encoder is split: 1, 2, 4 or 8", low=1, high=8
     ),
-    Option("rank_weights", tuple, None, "a number for each rank of the sequence: its share of the rows, such as 2,1,1"),
+    Option(
+        "rank_weights",
+        tuple,
+        None,
+        "a number for each rank of the sequence: its share of the rows, such as 2,1,1",
+        low=MIN_RANK_WEIGHT,
+        high=MAX_RANK_WEIGHT,
+    ),
     Option("shard_weights", bool, False, "each rank keeps a part of the transformer's weights and gathers the rest"),
     Option("compile", bool, False, "compile the transformer's blocks; see pad_seq_len of a request"),
     Option("stages", list, list(STAGES), f"stages to serve, separated by commas: {','.join(STAGES)}", STAGES),
@@ -249,14 +258,13 @@ def _check_list(option: Option, value: Any) -> list[str]:
 
 def _check_numbers(option: Option, value: Any) -> tuple[float, ...]:
     items = value.split(",") if isinstance(value, str) else value
-    try:
-        numbers = tuple(float(item) for item in items)
-    except (TypeError, ValueError):
-        numbers = ()
-    if not numbers or not all(0 < number < math.inf for number in numbers):
-        raise _bad(
-            option, value, f"{option.name} must be positive numbers.", "Give numbers separated by commas: 2,1,1."
-        )
+    numbers: tuple[float, ...] = ()
+    if isinstance(items, list) and not any(isinstance(item, bool) for item in items):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            numbers = tuple(float(item) for item in items)
+    if not numbers or not all(option.low <= number <= option.high for number in numbers):
+        message = f"{option.name} must be positive numbers, {option.low:g} to {option.high:g}."
+        raise _bad(option, value, message, "Give them separated by commas, for example 2,1,1.")
     return numbers
 
 
@@ -285,9 +293,10 @@ def build_config(given: Mapping[str, Any], config_file: Path | None = None) -> E
         )
     token = _read_token(values["token_file"])
     _check_host(values["host"], token)
-    layout = resolve_layout(values, find_devices(values["device"]))
+    model = absolute_path(values["model"], field="model")
+    layout = resolve_layout(values, find_devices(values["device"]), peek_facts(model))
     return EngineConfig(
-        model=absolute_path(values["model"], field="model"),
+        model=model,
         host=values["host"],
         port=values["port"],
         ready_file=_path(values, "ready_file"),

@@ -21,8 +21,8 @@ class ParallelOptions:
         tp_degree: ranks among which the transformer's heads and feed-forward are split, 1 or more. The product of
             these three is the number of ranks.
         text_encoder_tp_degree: ranks among which the text encoder is split: 1, 2, 4 or 8, at most the ranks.
-        rank_weights: a positive number for each of the U*R ranks of the sequence, in proportion to which they hold its
-            rows; None: alike.
+        rank_weights: a number, 1e-6 to 1e6, for each of the U*R ranks of the sequence, in proportion to which they
+            hold its rows; None: alike.
         shard_weights: whether each rank holds a part of every large weight, gathered when it is needed.
         compile: whether the transformer's repeated blocks are compiled.
     """

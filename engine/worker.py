@@ -34,7 +34,7 @@ from .models.bundle import COMPONENTS, Models
 from .models.loading import load_models
 from .outputs import NoOutputs, Outputs, RelayOutputs
 from .parallel.collectives import collect_json
-from .parallel.compile import compile_blocks
+from .parallel.compile import check_compiler, compile_blocks
 from .parallel.guard import guard_collectives
 from .parallel.layout import Layout
 from .parallel.mesh import Mesh
@@ -280,8 +280,14 @@ class Worker:
 
     def _load(self) -> Models:
         options, mesh = self._options, self._mesh
+        served = kept_components(options.stages, rank=0)
+        if options.compile and "transformer" in served:
+            check_compiler(self._device)
         divisions = plan_divisions(
-            mesh, text_encoder_degree=options.text_encoder_tp_degree, shard_weights=options.shard_weights
+            mesh,
+            served=served,
+            text_encoder_degree=options.text_encoder_tp_degree,
+            shard_weights=options.shard_weights,
         )
         keep = kept_components(options.stages, rank=mesh.layout.rank, text_encoder_ranks=options.text_encoder_tp_degree)
         models = load_models(

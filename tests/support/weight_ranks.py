@@ -35,6 +35,7 @@ TEXT_ROWS = (10, 11)
 PINNED = 128
 FEW_ROWS = Case(4, 1, 1, 1)
 PROMPT = torch.arange(30)[None]
+SERVED = frozenset({"text_encoder", "transformer"})
 Found = dict[str, Any]
 
 
@@ -127,7 +128,7 @@ def lay_out(mesh: Mesh, *degrees: int) -> None:
 
 def divided(mesh: Mesh, folder: Path, *, shard: bool) -> tuple[Models, int, int]:
     """Load this rank's part of the transformer; return it, the bytes read, and the bytes said to be read."""
-    divisions = plan_divisions(mesh, text_encoder_degree=1, shard_weights=shard)
+    divisions = plan_divisions(mesh, served=SERVED, text_encoder_degree=1, shard_weights=shard)
     with counted_reads():
         models, told = load(folder, "transformer", divisions)
     guard_collectives(models.transformer, mesh)
@@ -199,13 +200,20 @@ def mispaired(mesh: Mesh, folder: Path) -> float:
     return difference(latents(one), latents(models))
 
 
+def planned(mesh: Mesh, *served: str) -> list[Any]:
+    """Return what an engine that serves these components divides, and whether it holds on to the groups."""
+    lay_out(mesh, 1, 1, 2)
+    found = plan_divisions(mesh, served=frozenset(served), text_encoder_degree=2, shard_weights=False)
+    return [sorted(found), mesh.pinned]
+
+
 def encode(mesh: Mesh, folder: Path, degree: int) -> Found:
     """Compare the text encoder in parts with the whole one: largest difference, relative to the largest value."""
     lay_out(mesh, mesh.layout.world_size)
     if mesh.layout.rank >= degree:
         return {"held": 0}
     one, whole = load(folder, "text_encoder")
-    divisions = plan_divisions(mesh, text_encoder_degree=degree, shard_weights=False)
+    divisions = plan_divisions(mesh, served=SERVED, text_encoder_degree=degree, shard_weights=False)
     with counted_reads():
         models, _ = load(folder, "text_encoder", divisions)
     with torch.no_grad():
@@ -246,6 +254,7 @@ def two(mesh: Mesh, folder: Path) -> None:
         "sharded ring": lambda: compare(mesh, model, 1, 2, shard=True),
         "refused": lambda: refused(mesh, model),
         "differing in a bit": lambda: gathered(mesh, model),
+        "planned": lambda: [planned(mesh, *SERVED), planned(mesh, "transformer"), planned(mesh, "vae")],
         "mispaired": lambda: mispaired(mesh, model),
         "text encoder": lambda: encode(mesh, model, 2),
         "compiled ulysses": lambda: compiled(mesh, model, 2),
