@@ -19,7 +19,7 @@ from engine.models import loading
 from engine.models.bundle import Models
 from engine.parallel import weights
 from engine.parallel.collectives import collect_json
-from engine.parallel.compile import compile_blocks
+from engine.parallel.compile import check_compiler, compile_blocks
 from engine.parallel.guard import guard_collectives
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import Mesh
@@ -266,6 +266,7 @@ def two(mesh: Mesh, folder: Path) -> None:
 
 def inductor(mesh: Mesh, folder: Path) -> None:
     """Be one of two ranks that compile for real."""
+    check_compiler(CPU)
     _report(mesh, folder, {"inductor": lambda: compiled(mesh, folder / "model", 2, backend="inductor")})
 
 
