@@ -11,6 +11,11 @@ CANNOT_START = "cannot_start"
 """Key in the fleet's store that a rank sets when starting again would fail again (the controller was told why)."""
 
 
+def restart_wanted(launch: int) -> str:
+    """Return the key in the fleet's store that a rank of ``launch`` sets when the ranks end in order to start again."""
+    return f"restart_wanted/{launch}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ParallelOptions:
     """How the ranks share the work; resolved and checked by the server (`config_layout`).
@@ -60,7 +65,7 @@ class RankOptions(ParallelOptions):
         stages: the stages served.
         link: path of the controller's Unix socket.
         data_timeout: seconds that a collective of a job may wait for a peer.
-        launch: 0, 1, …: counts the fleet's launches of its ranks (each has its own restarts).
+        launch: 0, 1, …: counts the fleet's launches of its ranks.
         fleet: process id of the fleet that launches them.
     """
 

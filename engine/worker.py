@@ -2,7 +2,8 @@
 
 Rank 0 is the relay: it alone speaks with the controller and hands commands to the others as private files; the store,
 where idle ranks wait without sitting in a collective, says when. Exit status: 0 when told to stop or when starting
-again would fail again (the controller was told why); anything else makes the fleet restart all ranks.
+again would fail again (the controller was told why); anything else makes the fleet restart all ranks, which it does not
+count as a failure when a key of the store says that they wanted it.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from .parallel.mesh import Mesh
 from .parallel.sharding import apply_sequence_parallel
 from .parallel.watchdog import EXIT_STATUS, Watchdog
 from .parallel.weights import held_bytes, plan_divisions, text_encoder_ranks
-from .rank_options import CANNOT_START, RankOptions
-from .runner import JobRunner
+from .rank_options import CANNOT_START, RankOptions, restart_wanted
+from .runner import JobResult, JobRunner
 
 logger = logging.getLogger(__name__)
 
@@ -143,11 +144,12 @@ class Relay:
         """Return where the job's outputs go."""
         return RelayOutputs(self._link, command["job_id"], Path(command["folder"]))
 
-    def end(self, command: Command, error: dict[str, Any] | None, facts: dict[str, Any]) -> None:
+    def end(self, command: Command, result: JobResult) -> None:
         """Tell that all ranks ended the job."""
         self._job_id = None
         self._cancel.clear()
-        self._link.send({"op": "end", "job_id": command["job_id"], "error": error, "facts": facts})
+        message = {"op": "end", "job_id": command["job_id"], "error": result.error, "facts": result.facts}
+        self._link.send({**message, "restarting": result.must_restart})
 
     def loading(self, component: str, done: int, total: int) -> None:
         """Tell how far loading is, not too often."""
@@ -192,7 +194,7 @@ class Follower:
         """Return outputs that go nowhere."""
         return NoOutputs()
 
-    def end(self, command: Command, error: dict[str, Any] | None, facts: dict[str, Any]) -> None:
+    def end(self, command: Command, result: JobResult) -> None:
         """Rank 0 tells."""
 
     def loading(self, component: str, done: int, total: int) -> None:
@@ -214,7 +216,7 @@ class Worker:
 
     def __init__(self, options: RankOptions) -> None:
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        generation = f"launch{options.launch}/gen{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+        generation = f"launch{options.launch}"
         self._options = options
         self._common = connect_store()
         # Keys of ranks that died must not be met again, hence a prefix for each start.
@@ -322,8 +324,9 @@ class Worker:
             if result.error is not None:
                 # The frames of a traceback hold tensors and groups in cycles.
                 gc.collect()
-            self._role.end(command, result.error, result.facts)
+            self._role.end(command, result)
             if result.must_restart:
+                self._common.set(restart_wanted(self._options.launch), "")
                 # The fleet stops all ranks as soon as one ends: rank 0 must have told of the job.
                 collect_json(None, self._mesh)
                 logger.error("this rank cannot serve another job and restarts")

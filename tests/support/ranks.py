@@ -67,7 +67,7 @@ class Fleet:
         stages: str | None = None,
         layout: tuple[str, ...] | None = None,
     ) -> None:
-        """Start it; `wait_ready` waits for the ranks. ``layout``: options of it, Ulysses over all ranks by default."""
+        """Start it; `wait_ready` waits for the ranks. ``layout``: more options, Ulysses over all ranks by default."""
         self.folder = Path(tempfile.mkdtemp(prefix="h3-ranks-", dir="/dev/shm"))
         self.fault_file = self.folder / "fault.json"
         self._inbox: queue.Queue[Message] = queue.Queue()
