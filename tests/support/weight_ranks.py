@@ -261,13 +261,13 @@ def two(mesh: Mesh, folder: Path) -> None:
         "compiled tensor": lambda: compiled(mesh, model, 1, 1, 2),
         "compiled sharded": lambda: compiled(mesh, model, 2, shard=True),
     }
-    _report(mesh, folder, cases)
+    report(mesh, folder, cases)
 
 
 def inductor(mesh: Mesh, folder: Path) -> None:
     """Be one of two ranks that compile for real."""
     check_compiler(CPU)
-    _report(mesh, folder, {"inductor": lambda: compiled(mesh, folder / "model", 2, backend="inductor")})
+    report(mesh, folder, {"inductor": lambda: compiled(mesh, folder / "model", 2, backend="inductor")})
 
 
 def four(mesh: Mesh, folder: Path) -> None:
@@ -281,10 +281,10 @@ def four(mesh: Mesh, folder: Path) -> None:
         "text encoder": lambda: encode(mesh, model, 4),
         "text encoder on two": lambda: encode(mesh, model, 2),
     }
-    _report(mesh, folder, cases)
+    report(mesh, folder, cases)
 
 
-def _report(mesh: Mesh, folder: Path, cases: dict[str, Callable[[], Any]]) -> None:
+def report(mesh: Mesh, folder: Path, cases: dict[str, Callable[[], Any]]) -> None:
     open_all_groups(mesh)
     found = {name: case() for name, case in cases.items()}
     everywhere = collect_json(found, mesh)
