@@ -45,12 +45,14 @@ _LOG_TAIL_BYTES = 4000
 
 @dataclass(frozen=True)
 class ParallelSpec:
-    """How the ranks share the work, as the node was given it; each field is an option of ``h3-engine serve``.
+    """How the ranks share the work; each field is an option of ``h3-engine serve``.
+
+    Weights that differ in spaces alone are one specification, so that they mean one engine.
 
     Attributes:
         ulysses_degree: 0 takes the rest. ring_degree, tp_degree, text_encoder_tp_degree: 1 or more.
         shard_weights, compile: on or off.
-        rank_weights: positive numbers separated by commas; empty: alike.
+        rank_weights: positive numbers separated by commas, without spaces around them; empty: alike.
     """
 
     ulysses_degree: int = 0
@@ -60,6 +62,9 @@ class ParallelSpec:
     shard_weights: bool = False
     compile: bool = False
     rank_weights: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rank_weights", ",".join(word.strip() for word in self.rank_weights.split(",")))
 
     def flags(self) -> list[str]:
         """Return the options that differ from their defaults."""

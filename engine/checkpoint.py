@@ -167,6 +167,15 @@ def open_checkpoint(
     )
 
 
+def peek_facts(folder: Path, component_dirs: Mapping[str, str]) -> ModelFacts:
+    """Return what the checkpoint in ``folder`` says of itself; the released values if `open_checkpoint` refuses it."""
+    try:
+        folders = {name: Path(component_dirs.get(name, folder / name)) for name in COMPONENTS}
+        return read_facts(read_json(folder / _INDEX, _INDEX), folders)
+    except ConfigError:
+        return ModelFacts()
+
+
 def needed_components(stages: Iterable[str]) -> tuple[str, ...]:
     """Return the components with weights that ``stages`` need, each once."""
     return tuple(dict.fromkeys(name for stage in stages for name in COMPONENTS_OF[stage]))

@@ -39,6 +39,8 @@ def read_facts(index: Mapping[str, Any], folders: Mapping[str, Path]) -> ModelFa
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise invalid(shown, repr(error), f"{shown} lacks a value or has one of a wrong type.") from error
         for key, value in found.items():
+            if type(value) is not int or value < 1:
+                raise invalid(shown, value, f"{key} of {name} is a whole number above 0.")
             if facts.setdefault(key, value) != value:
                 raise invalid(shown, value, f"{name} has {key} {value}, another component {facts[key]}.")
     return ModelFacts(**facts)
@@ -61,6 +63,7 @@ def _transformer_facts(name: str, config: dict[str, Any]) -> dict[str, Any]:
         "text_dim": config["text_dim"],
         "patch": patch[1],
         "heads": config["num_attention_heads"],
+        "ffn_dim": config["ffn_dim"],
     }
 
 
@@ -89,7 +92,11 @@ def _text_encoder_facts(name: str, config: dict[str, Any]) -> dict[str, Any]:
             layers,
             f"The text encoder has {layers} layers; the conditioning is its state {TEXT_LAYERS} before the final norm.",
         )
-    return {"text_dim": text["hidden_size"], "text_kv_heads": text["num_key_value_heads"]}
+    return {
+        "text_dim": text["hidden_size"],
+        "text_kv_heads": text["num_key_value_heads"],
+        "text_ffn_dim": text["intermediate_size"],
+    }
 
 
 _FACTS_OF = {

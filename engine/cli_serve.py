@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     given = {option.name: getattr(arguments, option.name) for option in OPTIONS if hasattr(arguments, option.name)}
     config = build_config(given, Path(arguments.config) if arguments.config else None)
     checkpoint = open_checkpoint(config.model, stages=config.stages, options=config.model_options)
-    check_layout(config.layout, checkpoint.facts, encodes="encode_prompt" in config.stages)
+    check_layout(config.layout, checkpoint.facts)
     # Room for one request in and one result out of the largest allowed size.
     folder = open_run_folder(config.run_dir, room=2 * config.limits.max_body_bytes)
     try:

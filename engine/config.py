@@ -17,11 +17,12 @@ from typing import Any
 import yaml
 
 from . import env
+from .checkpoint import peek_facts
 from .config_devices import find_devices
 from .config_layout import resolve_layout
 from .config_values import Option, check_value
 from .contract.errors import ConfigError
-from .contract.limits import PAD_MULTIPLE, Limits
+from .contract.limits import MAX_RANK_WEIGHT, MIN_RANK_WEIGHT, PAD_MULTIPLE, Limits
 from .contract.requests import STAGES
 from .rank_options import COMPONENTS, PARTITIONS, ModelOptions, ParallelOptions
 
@@ -45,7 +46,14 @@ OPTIONS = (
     Option(
         "text_encoder_tp_degree", int, 1, "ranks among which the text encoder is split: 1, 2, 4 or 8", low=1, high=8
     ),
-    Option("rank_weights", tuple, None, "a number for each rank of the sequence: its share of the rows, such as 2,1,1"),
+    Option(
+        "rank_weights",
+        tuple,
+        None,
+        "a number for each rank of the sequence: its share of the rows, such as 2,1,1",
+        low=MIN_RANK_WEIGHT,
+        high=MAX_RANK_WEIGHT,
+    ),
     Option("shard_weights", bool, False, "each rank keeps a part of the transformer's weights and gathers the rest"),
     Option("compile", bool, False, "compile the transformer's blocks; see pad_seq_len of a request"),
     Option("stages", list, list(STAGES), f"stages to serve, separated by commas: {','.join(STAGES)}", STAGES),
@@ -221,9 +229,10 @@ def build_config(given: Mapping[str, Any], config_file: Path | None = None) -> E
         )
     token = _read_token(values["token_file"])
     _check_host(values["host"], token)
-    layout = resolve_layout(values, find_devices(values["device"]))
+    model = absolute_path(values["model"], field="model")
+    layout = resolve_layout(values, find_devices(values["device"]), peek_facts(model, values["component_dir"] or {}))
     return EngineConfig(
-        model=absolute_path(values["model"], field="model"),
+        model=model,
         host=values["host"],
         port=values["port"],
         ready_file=_path(values, "ready_file"),

@@ -5,6 +5,7 @@ Raises `ConfigError` ``config_bad_value`` naming the option, the value and the r
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ class Option:
 
     Attributes:
         name: the key in YAML; ``--name`` with dashes on the command line.
-        kind: str, int, float, bool, list (of names), tuple (of numbers) or dict (of paths, by name).
+        kind: str, int, float, bool, list (of names), tuple (of numbers, ``low`` to ``high``) or dict (paths by name).
         default: its value when it is given nowhere.
         help: one line for ``--help``.
         choices: the allowed values, of a dict the allowed names; empty: any.
@@ -111,14 +112,13 @@ def _check_paths(option: Option, value: Any) -> dict[str, str]:
 
 def _check_numbers(option: Option, value: Any) -> tuple[float, ...]:
     items = value.split(",") if isinstance(value, str) else value
-    try:
-        numbers = tuple(float(item) for item in items)
-    except (TypeError, ValueError):
-        numbers = ()
-    if not numbers or not all(0 < number < math.inf for number in numbers):
-        raise _bad(
-            option, value, f"{option.name} must be positive numbers.", "Give numbers separated by commas: 2,1,1."
-        )
+    numbers: tuple[float, ...] = ()
+    if isinstance(items, list) and not any(isinstance(item, bool) for item in items):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            numbers = tuple(float(item) for item in items)
+    if not numbers or not all(option.low <= number <= option.high for number in numbers):
+        message = f"{option.name} must be positive numbers, {option.low:g} to {option.high:g}."
+        raise _bad(option, value, message, "Give them separated by commas, for example 2,1,1.")
     return numbers
 
 

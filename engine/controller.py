@@ -4,7 +4,8 @@ One job is with the ranks at a time; the others wait with a position and a reaso
 read lets the ones behind it go first. A job that is accepted always ends: with its result, an error, or a cancellation.
 Every method runs on the event loop. What fails:
 
-- a lost rank fails the running job with ``rank_lost``; the next one runs when the fleet has restarted the ranks;
+- a lost rank fails the running job with ``rank_lost``; the next one runs when the fleet has restarted the ranks, as
+  it does after a job whose failure the ranks could not recover from without a restart;
 - a fleet that ended fails every job, present and coming, with ``engine_dead`` and the end of its log;
 - `RequestError` is the caller's, raised by `check` and `submit` before any rank is woken.
 """
@@ -368,13 +369,20 @@ class Controller:
             self._running = None
             error = self._failure or (error_from_dict(message["error"]) if message["error"] else None)
             self._end(job, error, message["facts"])
+            if message["restarting"]:
+                # `fleet_lost` follows when rank 0 has left.
+                self._restarting()
             self._start_next()
+
+    def _restarting(self) -> None:
+        """Keep the queue until the ranks are ready again."""
+        self._phase, self._progress, self._ranks = "restarting", None, {}
+        self._tell_positions()
 
     def fleet_lost(self) -> None:
         """The ranks are gone for now: fail the running job, keep the queue."""
         if self._stopping or self._phase == "dead":
             return
-        self._phase, self._progress, self._ranks = "restarting", None, {}
         self.stats.restarts += 1
         job, self._running = self._running, None
         if job is not None:
@@ -387,7 +395,7 @@ class Controller:
                     details={"log": self._fleet.log_tail(_REASON_LINES)},
                 ),
             )
-        self._tell_positions()
+        self._restarting()
 
     def fleet_ended(self, status: int) -> None:
         """The fleet is gone for good: nothing runs any more."""

@@ -2,8 +2,9 @@
 
 A child of the server. Promise: it ends, with all ranks, when its stdin ends (the server died), on SIGTERM, or when
 rank 0 was told to stop; a rank that dies takes the others along and all start again, ``--max-restarts`` times in
-`_STEADY_SECONDS`. On one host nothing listens outside the loopback interface: the store's socket is bound here, and
-gloo and NCCL are told their interface. Exit status: 0 after an orderly end, 1 when the ranks will not come back.
+`_STEADY_SECONDS`, not counting the times that the ranks wanted it (`restart_wanted`). On one host nothing listens
+outside the loopback interface: the store's socket is bound here, and gloo and NCCL are told their interface. Exit
+status: 0 after an orderly end, 1 when the ranks will not come back.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from .rank_options import CANNOT_START, ModelOptions, ParallelOptions, RankOptions
+from .rank_options import CANNOT_START, ModelOptions, ParallelOptions, RankOptions, restart_wanted
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ _LAYOUT = tuple(field.name for field in dataclasses.fields(ParallelOptions))
 _SHUTDOWN_SECONDS = 5
 """A rank that has not obeyed SIGTERM by then is killed; the server waits longer before it kills the fleet."""
 _STEADY_SECONDS = 3600.0
-"""Ranks that took longer than this to use up their restarts get new ones: the engine may run for months."""
+"""Failures of the ranks that are longer ago do not count: the engine may run for months."""
 
 
 def parse_arguments(argv: list[str]) -> tuple[RankOptions, argparse.Namespace]:
@@ -110,11 +111,11 @@ def stop_at_end_of_input() -> None:
     threading.Thread(target=wait, name="stdin", daemon=True).start()
 
 
-def launch(options: RankOptions, *, store: TCPStore, nproc_per_node: int, max_restarts: int, run_dir: str) -> None:
-    """Run the ranks until they end in order.
+def launch(options: RankOptions, *, store: TCPStore, nproc_per_node: int, run_dir: str) -> None:
+    """Run the ranks until they end, all of them when one fails.
 
     Raises:
-        ChildFailedError: they failed more than ``max_restarts`` times.
+        ChildFailedError: one failed.
         SignalException: this process was told to end.
     """
     config = LaunchConfig(
@@ -125,7 +126,8 @@ def launch(options: RankOptions, *, store: TCPStore, nproc_per_node: int, max_re
         rdzv_backend="static",
         rdzv_endpoint=f"{_LOOPBACK}:{store.port}",
         rdzv_configs={"rank": 0},
-        max_restarts=max_restarts,
+        # The agent would count wanted restarts too: `supervise` launches again.
+        max_restarts=0,
         logs_specs=DefaultLogsSpecs(log_dir=run_dir),
         local_addr=_LOOPBACK,
         signals_to_handle="SIGTERM,SIGINT",
@@ -137,16 +139,26 @@ def launch(options: RankOptions, *, store: TCPStore, nproc_per_node: int, max_re
     elastic_launch(config, sys.executable)("-m", f"{__package__}.worker", options.to_json())
 
 
-def supervise(options: RankOptions, run: Callable[[RankOptions], None]) -> int:
-    """Call ``run`` (see `launch`), again when the ranks failed after a long time; return the exit status."""
+def supervise(
+    options: RankOptions, run: Callable[[RankOptions], None], *, max_restarts: int, wanted: Callable[[int], bool]
+) -> int:
+    """Call ``run`` (see `launch`) again and again while the ranks fail; return the exit status.
+
+    Args:
+        max_restarts: launches that may follow a failure within `_STEADY_SECONDS`.
+        wanted: whether the ranks of a launch, by its number, ended in order to start again, which is no failure.
+    """
+    failures: list[float] = []
     while True:
-        begun = time.monotonic()
         try:
             run(options)
         except SignalException:
             return 0
         except ChildFailedError as error:
-            if time.monotonic() - begun < _STEADY_SECONDS:
+            if not wanted(options.launch):
+                now = time.monotonic()
+                failures = [*(earlier for earlier in failures if now - earlier < _STEADY_SECONDS), now]
+            if len(failures) > max_restarts:
                 logger.error("the ranks keep failing: %s", error)
                 return 1
             options = dataclasses.replace(options, launch=options.launch + 1)
@@ -166,10 +178,15 @@ def main(argv: list[str] | None = None) -> int:
         launch,
         store=store,
         nproc_per_node=arguments.nproc_per_node,
-        max_restarts=arguments.max_restarts,
         run_dir=arguments.run_dir,
     )
-    return supervise(options, run) or int(store.check([CANNOT_START]))
+    status = supervise(
+        options,
+        run,
+        max_restarts=arguments.max_restarts,
+        wanted=lambda number: store.check([restart_wanted(number)]),
+    )
+    return status or int(store.check([CANNOT_START]))
 
 
 if __name__ == "__main__":

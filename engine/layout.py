@@ -8,8 +8,10 @@ server's side and in the ranks. Raises nothing but the assertions of its own inv
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 
 
 @dataclass(frozen=True)
@@ -88,36 +90,47 @@ def _ranks_along(layout: Layout, axis: str) -> tuple[int, ...]:
 _SHOWN = 12
 """Layouts that a message lists."""
 AXES = ("world", "sequence", "ulysses", "ring", "tp")
+_UNKNOWN: Mapping[str, int] = MappingProxyType({})
 
 
-def possible_layouts(world: int, *, heads: int | None = None) -> list[tuple[int, int, int]]:
+def possible_layouts(world: int, *, shared: Mapping[str, int] = _UNKNOWN) -> list[tuple[int, int, int]]:
     """Return every (U, R, T) that ``world`` ranks can take, U largest first.
 
-    Rows and heads need not divide by U or R. ``heads`` (attention heads of the transformer) must divide by T.
+    Rows and heads need not divide by U or R.
+
+    Args:
+        shared: how much there is of what T must divide, by its name: ``{"attention heads": 56}``.
     """
     found = [
         (world // (ring * tp), ring, tp)
         for tp in _divisors(world)
-        if heads is None or heads % tp == 0
+        if all(size % tp == 0 for size in shared.values())
         for ring in _divisors(world // tp)
     ]
     return sorted(found, key=lambda degrees: (degrees[2], degrees[1]))
 
 
-def layout_problem(world: int, degrees: tuple[int, int, int], *, heads: int | None = None) -> str | None:
-    """Return why ``world`` ranks cannot take ``degrees`` (U, R, T), as one sentence; None when they can."""
+def layout_problem(world: int, degrees: tuple[int, int, int], *, shared: Mapping[str, int] = _UNKNOWN) -> str | None:
+    """Return why ``world`` ranks cannot take ``degrees`` (U, R, T), as one sentence; None when they can.
+
+    Args:
+        shared: as for `possible_layouts`.
+    """
     ulysses, ring, tp = degrees
     if ulysses * ring * tp != world:
         product = f"ulysses_degree {ulysses} x ring_degree {ring} x tp_degree {tp} is {ulysses * ring * tp}"
         return f"{product}, but there are {world} ranks, and every rank must have a place."
-    if heads is not None and heads % tp:
-        return f"tp_degree {tp} does not divide the transformer's {heads} attention heads."
-    return None
+    undivided = [f"{size} {name}" for name, size in shared.items() if size % tp]
+    return f"tp_degree {tp} does not divide the transformer's {' and '.join(undivided)}." if undivided else None
 
 
-def layouts_remedy(world: int, *, heads: int | None = None) -> str:
-    """Return the layouts that work for ``world`` ranks, as one sentence in the options' words."""
-    layouts = possible_layouts(world, heads=heads)
+def layouts_remedy(world: int, *, shared: Mapping[str, int] = _UNKNOWN) -> str:
+    """Return the layouts that work for ``world`` ranks, as one sentence in the options' words.
+
+    Args:
+        shared: as for `possible_layouts`.
+    """
+    layouts = possible_layouts(world, shared=shared)
     choices = [f"--ulysses-degree {u} --ring-degree {r} --tp-degree {t}" for u, r, t in layouts[:_SHOWN]]
     more = f"; and {len(layouts) - _SHOWN} more" if len(layouts) > _SHOWN else ""
     return f"Working layouts of {world} {'ranks' if world > 1 else 'rank'}: {'; '.join(choices)}{more}."

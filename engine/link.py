@@ -17,7 +17,8 @@ Rank 0 → controller:
     ``{"op": "event", "job_id", "event": {...}}``                     `messages.event_to_dict` without job_id and seq.
     ``{"op": "output", "job_id", "output", "name", "index", "last", "format", "path"}``   a finished file, the
     controller's now; ``output`` numbers the request's ``num_outputs``.
-    ``{"op": "end", "job_id", "error": null | {...}, "facts": {...}}``          the job is over on all ranks.
+    ``{"op": "end", "job_id", "error": null | {...}, "facts": {...}, "restarting": bool}``
+        the job is over on all ranks; ``restarting``: they take no other, and the fleet starts them again.
 """
 
 from __future__ import annotations

@@ -44,6 +44,11 @@ class ModelOptions:
         return cls(**{**data, "partitions": None if partitions is None else tuple(partitions)})
 
 
+def restart_wanted(launch: int) -> str:
+    """Return the key in the fleet's store that a rank of ``launch`` sets when the ranks end in order to start again."""
+    return f"restart_wanted/{launch}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ParallelOptions:
     """How the ranks share the work; resolved and checked by the server (`config_layout`).
@@ -54,8 +59,8 @@ class ParallelOptions:
         tp_degree: ranks among which the transformer's heads and feed-forward are split, 1 or more. The product of
             these three is the number of ranks.
         text_encoder_tp_degree: ranks among which the text encoder is split: 1, 2, 4 or 8, at most the ranks.
-        rank_weights: a positive number for each of the U*R ranks of the sequence, in proportion to which they hold its
-            rows; None: alike.
+        rank_weights: a number, 1e-6 to 1e6, for each of the U*R ranks of the sequence, in proportion to which they
+            hold its rows; None: alike.
         shard_weights: whether each rank holds a part of every large weight, gathered when it is needed.
         compile: whether the transformer's repeated blocks are compiled.
     """
@@ -93,7 +98,7 @@ class RankOptions(ParallelOptions):
         stages: the stages served.
         link: path of the controller's Unix socket.
         data_timeout: seconds that a collective of a job may wait for a peer.
-        launch: 0, 1, …: counts the fleet's launches of its ranks (each has its own restarts).
+        launch: 0, 1, …: counts the fleet's launches of its ranks.
         fleet: process id of the fleet that launches them.
     """
 

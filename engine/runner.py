@@ -2,9 +2,9 @@
 
 Every rank runs the same code on what it holds; rank 0 brings the inputs' results and gives the outputs. Promise: `run`
 returns alike on all ranks, after all of them ended the job; a result piece is out as soon as it exists, latents before
-decoding starts. An error outside a collective poisons nothing; inside one, the data group, which is replaced on gloo,
-while elsewhere the ranks must restart. Weights that are spread over ranks keep their groups: any error restarts them.
-A lost peer raises RuntimeError, which this process cannot recover from.
+decoding starts. An error where no rank can be in a data collective (`Mesh.quiet`) poisons nothing; elsewhere it poisons
+the data groups. On gloo they are replaced; with other backends, and where weights are spread over ranks, which hold on
+to their groups, the ranks must restart. A lost peer raises RuntimeError, which this process cannot recover from.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ logger = logging.getLogger(__name__)
 
 
 _TEXT_LIMIT = 2000
+_APART = frozenset({"encode_media", "decode_audio", "decode_video"})
+"""Stages without data collectives; so is ``encode_prompt`` while the text encoder is not divided."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,8 @@ class JobRunner:
         request = parse_request(message["request"])
         progress = Progress(_planned(request), outputs.event)
         job = _Job(self._models, self._mesh, agreement, progress, outputs)
+        # All ranks ended the previous job together.
+        self._mesh.quiet = True
         self._watchdog.watch_job(message["job_id"])
         try:
             facts = job.perform(request, {name: Path(path) for name, path in message["inputs"].items()})
@@ -105,17 +109,19 @@ class JobRunner:
                 reported = job_error(error, stage=progress.stage, rank=self._mesh.layout.rank)
                 self._fail_together(message["job_id"], agreement, reported, error)
             assert agreement.outcome is not None
+            self._watchdog.watch_job(None)
             unusable = self._recover(agreement) or isinstance(error, torch.AcceleratorError)
             return JobResult(agreement.outcome.to_dict(), must_restart=any(collect_json(unusable, self._mesh)))
         finally:
             self._watchdog.watch_job(None)
 
     def _fail_together(self, job_id: str, agreement: Agreement, error: EngineError, cause: Exception) -> None:
-        """Free the peers that wait for this rank in a collective, then end the job with them."""
-        # The frames of a collective that failed hold on to its group.
-        traceback.clear_frames(cause.__traceback__)
-        self._watchdog.announce_failure(job_id)
-        self._mesh.leave_data()
+        """Free the peers that may wait for this rank in a data collective, then end the job with them."""
+        if not self._mesh.quiet:
+            # The frames of a collective that failed hold on to its group.
+            traceback.clear_frames(cause.__traceback__)
+            self._watchdog.announce_failure(job_id)
+            self._mesh.leave_data()
         with suppress(EngineError):
             agreement.settle(error)
 
@@ -166,13 +172,22 @@ class _Job:
         self._agreement = agreement
         self._progress = progress
         self._outputs = outputs
+        self._apart = _APART if mesh.teams else _APART | {"encode_prompt"}
         self._ctx = StageContext(models, mesh.device, self._report, self._boundary)
 
     def _boundary(self) -> None:
-        """Meet the other ranks with nothing left to do on any device; see `StageContext.boundary`."""
+        """Meet the other ranks before a step of the stage that runs; see `StageContext.boundary`."""
+        self._meet(quiet=self._progress.stage in self._apart)
+
+    def _meet(self, *, quiet: bool) -> None:
+        """Meet the other ranks with nothing left to do on any device; ``quiet`` tells what follows (`Mesh.quiet`)."""
         self._wait_for_device()
-        self._agreement.settle()
-        self._mesh.dirty = False
+        try:
+            self._agreement.settle()
+        except JobCancelled:
+            self._mesh.dirty = False
+            raise
+        self._mesh.dirty, self._mesh.quiet = False, quiet
 
     def _report(self, step: int, total: int) -> None:
         """Tell of a step when it is done, not when it is queued on the device."""
@@ -208,15 +223,15 @@ class _Job:
         return {"parts": len(inputs)}
 
     def _encode_prompt(self, request: EncodePrompt, media: JobMedia) -> dict[str, Any]:
-        embeds = self._encode_text(request.prompt, media)
-        conditions = self._encode_conditions(media)
+        embeds = self._encode_text(request.prompt, media, quiet=True)
+        conditions = self._encode_conditions(media, quiet=True)
         if embeds is None or conditions is None:
             return {}
         self._outputs.tensors("conditioning", {**vars(embeds), **conditions.named()})
         return {"tokens": embeds.token_tags.shape[0], **conditions.facts()}
 
     def _encode_guides(self, request: EncodeMedia, inputs: Mapping[str, Path]) -> dict[str, Any]:
-        conditions = self._encode_conditions(JobMedia.load(request, inputs))
+        conditions = self._encode_conditions(JobMedia.load(request, inputs), quiet=True)
         if conditions is None:
             return {}
         self._outputs.tensors("conditioning", conditions.named())
@@ -225,16 +240,16 @@ class _Job:
     def _encode_source(self, request: EncodeMedia, inputs: Mapping[str, Path]) -> dict[str, Any]:
         width, height, frames = _sizes(request)
         medium = fit_source(load_prepared(inputs["source"]), width=width, height=height, frames=frames)
-        encoded = self._encode_media([medium])
+        encoded = self._encode_media([medium], quiet=True)
         if encoded is not None:
             self._outputs.tensors("latents", vars(source_latents(encoded[0])))
         return {"width": width, "height": height, "frames": frames}
 
     def _generate(self, request: Generate, media: JobMedia) -> dict[str, Any]:
         with self._noise_worker(request, media) as noise:
-            embeds = self._encode_text(request.prompt, media)
+            embeds = self._encode_text(request.prompt, media, quiet=False)
             shared = share_tensors(None if embeds is None else vars(embeds), self._mesh)
-            conditions = self._share(self._encode_conditions(media), media)
+            conditions = self._share(self._encode_conditions(media, quiet=False), media)
             return self._make_outputs(PromptEmbeds(**shared), conditions, request, noise)
 
     def _noise_worker(self, request: Generate, media: JobMedia) -> NoiseWorker:
@@ -255,25 +270,29 @@ class _Job:
             del latents
         return facts
 
-    def _encode_text(self, prompt: str, media: JobMedia) -> PromptEmbeds | None:
-        """Return the conditioning on rank 0, which is known to all to have it, and None elsewhere."""
+    def _encode_text(self, prompt: str, media: JobMedia, *, quiet: bool) -> PromptEmbeds | None:
+        """Return the conditioning on rank 0, which is known to all to have it, and None elsewhere.
+
+        Args:
+            quiet: whether what is done with it takes no data collective.
+        """
         with self._progress.running("encode_prompt"):
             embeds = encode_prompt(self._ctx, prompt=prompt, shown=media.shown())
         # The sums over the parts of a divided text encoder are data collectives: all ranks must have left them.
-        self._boundary()
+        self._meet(quiet=quiet)
         return embeds if self._mesh.layout.rank == 0 else None
 
-    def _encode_conditions(self, media: JobMedia) -> Conditions | None:
-        """Return what the keyframes, guides and references become, on rank 0; None elsewhere."""
+    def _encode_conditions(self, media: JobMedia, *, quiet: bool) -> Conditions | None:
+        """Return what the keyframes, guides and references become, on rank 0; None elsewhere. See `_encode_text`."""
         if not media.media():
             return NOTHING if self._mesh.layout.rank == 0 else None
-        encoded = self._encode_media(media.media())
+        encoded = self._encode_media(media.media(), quiet=quiet)
         return None if encoded is None else media.assemble(encoded)
 
-    def _encode_media(self, media: list[Prepared]) -> list[EncodedMedium] | None:
+    def _encode_media(self, media: list[Prepared], *, quiet: bool) -> list[EncodedMedium] | None:
         with self._progress.running("encode_media"):
             encoded = encode_media(self._ctx, media)
-            self._boundary()
+            self._meet(quiet=quiet)
         return encoded
 
     def _share(self, conditions: Conditions | None, media: JobMedia) -> Conditions:
@@ -306,7 +325,7 @@ class _Job:
                 conditions=conditions,
                 noise=noise,
             )
-            self._boundary()
+            self._meet(quiet=True)
         self._outputs.of_output(number).tensors("latents", vars(latents))
         return latents
 

@@ -2,7 +2,8 @@
 
 Rank 0 is the relay: it alone speaks with the controller and hands commands to the others as private files; the store,
 where idle ranks wait without sitting in a collective, says when. Exit status: 0 when told to stop or when starting
-again would fail again (the controller was told why); anything else makes the fleet restart all ranks.
+again would fail again (the controller was told why); anything else makes the fleet restart all ranks, which it does not
+count as a failure when a key of the store says that they wanted it.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from .models.bundle import Models
 from .models.loading import load_models
 from .outputs import NoOutputs, Outputs, RelayOutputs
 from .parallel.collectives import collect_json
-from .parallel.compile import compile_blocks
+from .parallel.compile import check_compiler, compile_blocks
 from .parallel.guard import guard_collectives
 from .parallel.layout import Layout
 from .parallel.mesh import Mesh
 from .parallel.sharding import apply_sequence_parallel
 from .parallel.watchdog import EXIT_STATUS, Watchdog
 from .parallel.weights import held_bytes, plan_divisions, text_encoder_ranks
-from .rank_options import CANNOT_START, PARTITIONS, WEIGHTED, RankOptions
-from .runner import JobRunner
+from .rank_options import CANNOT_START, PARTITIONS, WEIGHTED, RankOptions, restart_wanted
+from .runner import JobResult, JobRunner
 
 logger = logging.getLogger(__name__)
 
@@ -142,11 +143,12 @@ class Relay:
         """Return where the job's outputs go."""
         return RelayOutputs(self._link, command["job_id"], Path(command["folder"]))
 
-    def end(self, command: Command, error: dict[str, Any] | None, facts: dict[str, Any]) -> None:
+    def end(self, command: Command, result: JobResult) -> None:
         """Tell that all ranks ended the job."""
         self._job_id = None
         self._cancel.clear()
-        self._link.send({"op": "end", "job_id": command["job_id"], "error": error, "facts": facts})
+        message = {"op": "end", "job_id": command["job_id"], "error": result.error, "facts": result.facts}
+        self._link.send({**message, "restarting": result.must_restart})
 
     def loading(self, component: str, done: int, total: int) -> None:
         """Tell how far loading is, not too often."""
@@ -191,7 +193,7 @@ class Follower:
         """Return outputs that go nowhere."""
         return NoOutputs()
 
-    def end(self, command: Command, error: dict[str, Any] | None, facts: dict[str, Any]) -> None:
+    def end(self, command: Command, result: JobResult) -> None:
         """Rank 0 tells."""
 
     def loading(self, component: str, done: int, total: int) -> None:
@@ -213,7 +215,7 @@ class Worker:
 
     def __init__(self, options: RankOptions) -> None:
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        generation = f"launch{options.launch}/gen{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+        generation = f"launch{options.launch}"
         self._options = options
         self._common = connect_store()
         # Keys of ranks that died must not be met again, hence a prefix for each start.
@@ -279,10 +281,15 @@ class Worker:
 
     def _load(self) -> Models:
         options, mesh = self._options, self._mesh
-        divisions = plan_divisions(
-            mesh, text_encoder_degree=options.text_encoder_tp_degree, shard_weights=options.shard_weights
-        )
+        if options.compile:
+            check_compiler(self._device)
         checkpoint = open_checkpoint(options.model, stages=options.stages, options=options.model_options)
+        divisions = plan_divisions(
+            mesh,
+            served=frozenset(checkpoint.components),
+            text_encoder_degree=options.text_encoder_tp_degree,
+            shard_weights=options.shard_weights,
+        )
         keep = kept_components(
             checkpoint.components, rank=mesh.layout.rank, text_encoder_ranks=options.text_encoder_tp_degree
         )
@@ -318,8 +325,9 @@ class Worker:
             if result.error is not None:
                 # The frames of a traceback hold tensors and groups in cycles.
                 gc.collect()
-            self._role.end(command, result.error, result.facts)
+            self._role.end(command, result)
             if result.must_restart:
+                self._common.set(restart_wanted(self._options.launch), "")
                 # The fleet stops all ranks as soon as one ends: rank 0 must have told of the job.
                 collect_json(None, self._mesh)
                 logger.error("this rank cannot serve another job and restarts")

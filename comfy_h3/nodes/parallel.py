@@ -1,17 +1,18 @@
 """The inputs of H3EngineConnect that say how the ranks share the work, and what is refused before an engine starts.
 
-The engine itself checks them again, with what only it knows (its devices, the checkpoint's heads); its words are then
-in the error of the first node that uses it. Raises `RequestError`.
+Values may come through links, which no schema checks. The engine itself checks them again, with what only it knows (its
+devices, the checkpoint's heads and channels); its words are then in the error of the first node that uses it. Raises
+`RequestError`.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from comfy_api.latest import io
 
 from ...engine.contract.errors import RequestError
+from ...engine.contract.limits import MAX_RANK_WEIGHT, MIN_RANK_WEIGHT
 from ..launcher import ParallelSpec
 from .common import known_keywords
 
@@ -37,7 +38,8 @@ def parallel_inputs() -> list[Any]:
         _degree(
             "tp_degree",
             default.tp_degree,
-            "Ranks that each hold a part of every layer of the transformer; must divide its attention heads (56).",
+            "Ranks that each hold a part of every layer of the transformer; must divide its attention heads (56) and "
+            "feed-forward channels (14336).",
         ),
         _degree(
             "text_encoder_tp_degree",
@@ -68,9 +70,16 @@ def parallel_inputs() -> list[Any]:
 
 
 def _degree(name: str, default: int, tooltip: str) -> Any:
-    low = min(default, 1)
     keywords = known_keywords(io.Int.Input, advanced=True)
-    return io.Int.Input(name, default=default, min=low, max=MAX_RANKS, optional=True, tooltip=tooltip, **keywords)
+    return io.Int.Input(
+        name, default=default, min=_lowest(name), max=MAX_RANKS, optional=True, tooltip=tooltip, **keywords
+    )
+
+
+def _lowest(name: str) -> int:
+    """Return the lowest value of a degree: 0 for the one that takes the rest."""
+    default: int = getattr(ParallelSpec, name)
+    return min(default, 1)
 
 
 def _switch(name: str, default: bool, tooltip: str) -> Any:
@@ -87,6 +96,11 @@ def check_parallel(spec: ParallelSpec, *, ranks: int) -> None:
     Raises:
         RequestError: ``out_of_range``.
     """
+    for name in ("ulysses_degree", "ring_degree", "tp_degree"):
+        degree, low = getattr(spec, name), _lowest(name)
+        if not low <= degree <= MAX_RANKS:
+            remedy = "Use 1 to leave it out." if low else "Use 0 to take the rest of the ranks."
+            raise _refusal(name, degree, f"{name} is {low} to {MAX_RANKS}.", remedy)
     product = max(1, spec.ulysses_degree) * spec.ring_degree * spec.tp_degree
     if ranks and (ranks % product or (spec.ulysses_degree and ranks != product)):
         raise _refusal(
@@ -98,7 +112,7 @@ def check_parallel(spec: ParallelSpec, *, ranks: int) -> None:
     if spec.text_encoder_tp_degree not in _TEXT_ENCODER_DEGREES:
         message = "The text encoder is split among 1, 2, 4 or 8 ranks."
         raise _refusal("text_encoder_tp_degree", spec.text_encoder_tp_degree, message, "Use 1, 2, 4 or 8.")
-    if spec.rank_weights.strip():
+    if spec.rank_weights:
         _check_weights(spec.rank_weights)
 
 
@@ -107,8 +121,8 @@ def _check_weights(text: str) -> None:
         weights = [float(word) for word in text.split(",")]
     except ValueError:
         weights = [0.0]
-    if not all(0 < weight < math.inf for weight in weights):
-        message = "rank_weights are positive numbers separated by commas."
+    if not all(MIN_RANK_WEIGHT <= weight <= MAX_RANK_WEIGHT for weight in weights):
+        message = f"rank_weights are numbers separated by commas, {MIN_RANK_WEIGHT:g} to {MAX_RANK_WEIGHT:g}."
         raise _refusal("rank_weights", text, message, "For example 2,1,1 for three ranks; empty for equal shares.")
 
 

@@ -17,6 +17,9 @@ MAX_OUTPUTS = 10
 DEFAULT_SECONDS = 5.0
 PAD_MULTIPLE = 64
 """A pinned length of the packed sequence is a multiple of this many rows."""
+MIN_RANK_WEIGHT = 1e-6
+MAX_RANK_WEIGHT = 1e6
+"""A rank's weight lies between these: shares that differ by more are nobody's wish."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,9 @@ class ModelFacts:
         reference_short_edge: short edge of a reference image in the sizes ``max`` and ``reference``, pixels.
         sample_rate: of the soundtrack, Hz.
         heads: attention heads of the transformer.
+        ffn_dim: inner channels of the transformer's feed-forward.
         text_kv_heads: key and value heads of the text encoder.
+        text_ffn_dim: inner channels of the text encoder's feed-forward.
     """
 
     latent_channels: int = 24
@@ -47,7 +52,9 @@ class ModelFacts:
     sample_rate: int = 32_000
     reference_short_edge: int = 2048
     heads: int = 56
+    ffn_dim: int = 14_336
     text_kv_heads: int = 8
+    text_ffn_dim: int = 25_600
 
     @property
     def canvas_multiple(self) -> int:

@@ -1,9 +1,10 @@
-"""What parallel attention costs in traffic and memory: counted on every rank, and as closed forms.
+"""What parallel forwards cost in traffic and memory: counted on every rank, and as closed forms.
 
 `Account` adds up the bytes of the tensors that go into and out of the collectives (a rank's slice for itself is not
-counted; headers of a backend are not seen) and the bytes of remote keys and values held at once. The functions below
+counted; headers of a backend are not seen) and the bytes of remote keys and values held at once; torch's own
+collectives, which divided weights take, while `traffic.TorchTraffic` watches them. The functions below
 are the closed forms that the counts equal, exactly. Symbols: B batch, D head dim, E bytes of an element, H heads of
-this rank (all heads over T), U and R the degrees, S_i used rows of sequence rank i, S their sum, h_u heads of
+this rank (all heads over T), U, R and T the degrees, S_i used rows of sequence rank i, S their sum, h_u heads of
 Ulysses index u. Raises nothing.
 """
 
@@ -34,7 +35,8 @@ class Account:
     """The books of one rank.
 
     Attributes:
-        entries: by kind of collective: ``ulysses_qkv``, ``ulysses_out``, ``ring_kv``, ``heads``, ``block``.
+        entries: by kind of collective: ``ulysses_qkv``, ``ulysses_out``, ``ring_kv``, ``heads``, ``block``; torch's:
+            ``tensor_sum``, ``tensor_gather``, ``weights``.
     """
 
     def __init__(self) -> None:
@@ -134,3 +136,54 @@ def head_bytes(rows: Sequence[int], index: int, *, width: int, element: int) -> 
         (len(rows) - 1) * rows[index] * width * element,
         (sum(rows) - rows[index]) * width * element,
     )
+
+
+def sum_bytes(size: int, ranks: int) -> int:
+    """Return the bytes that each of n ranks sends, and as many it receives, to add up tensors of ``size`` bytes.
+
+    2 * (n-1)/n * size: every rank adds up one n-th and gives it to the others. It is what a ring or a halving algorithm
+    moves, the least with even shares; a backend may choose one (a tree) in which some ranks move more.
+    """
+    return 2 * (ranks - 1) * size // ranks
+
+
+def gather_bytes(part: int, ranks: int) -> int:
+    """Return the bytes that each of n ranks sends, and as many it receives, to give all of them every part.
+
+    (n-1) * part. Args: part: bytes of one rank's part, alike on all.
+    """
+    return (ranks - 1) * part
+
+
+def tensor_sum_bytes(rows: int, *, width: int, element: int, ranks: int) -> int:
+    """Return sent = received of one block's sums over T = ``ranks``, after its attention and after its feed-forward.
+
+    2 * 2 * (T-1)/T * B*R*C*E: R rows of this rank (of the text refiner's blocks: all of the prompt).
+
+    Args:
+        rows: B*R, padding included. width: C, of the hidden states. element: E, bytes of a value.
+    """
+    return 2 * sum_bytes(rows * width * element, ranks)
+
+
+def tensor_gather_bytes(levels: int, *, width: int, modalities: int, element: int, ranks: int) -> int:
+    """Return sent = received of one block's gather of its table of modulations over T = ``ranks``.
+
+    (T-1)/T * N * 6*M*C*E: N noise levels; two shifts, scales and gates of C values for each of M modalities.
+
+    Args:
+        levels: N. width: C. modalities: M. element: E, bytes of a value.
+    """
+    return gather_bytes(levels * 6 * modalities * width * element // ranks, ranks)
+
+
+def weights_bytes(matrices: Sequence[tuple[int, int]], *, element: int, ranks: int) -> int:
+    """Return sent = received of one forward of a block whose weights n = ``ranks`` share.
+
+    (n-1) * sum over the matrices of ceil(rows/n) * columns * E: each rank holds a run of rows, padded to the longest;
+    where n divides the rows, (n-1)/n of the block.
+
+    Args:
+        matrices: (rows, columns) of each, of this rank's part where tensor parallelism divides them too.
+    """
+    return gather_bytes(sum(-(-rows // ranks) * columns for rows, columns in matrices) * element, ranks)

@@ -27,7 +27,7 @@ class DataGroupError(RuntimeError):
 @contextmanager
 def data_collective(mesh: Mesh, axis: str = "world") -> Iterator[dist.ProcessGroup]:
     """Enter the data group of ``axis``, and turn its failures into `DataGroupError`."""
-    mesh.dirty = True
+    mesh.begin_data()
     try:
         yield mesh.group(axis)
     except torch.OutOfMemoryError:

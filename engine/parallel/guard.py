@@ -30,7 +30,7 @@ def guard_collectives(model: Any, mesh: Mesh) -> None:
 
     @functools.wraps(inner)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        mesh.dirty = True
+        mesh.begin_data()
         try:
             return inner(*args, **kwargs)
         except DataGroupError:

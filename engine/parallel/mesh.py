@@ -30,6 +30,9 @@ class Mesh:
         device: the rank's device, from `open_data` on.
         dirty: whether a data collective may be unfinished on some rank. Whoever knows better (all ranks met, devices
             synchronised) sets it to False.
+        quiet: whether no rank enters a data collective before all ranks have met again, so that a rank that fails
+            keeps nobody waiting in one. Whoever knows what follows sets it, on all ranks alike.
+        teams: ranks that share a data group besides those of the axes.
         account: what the data collectives of the transformer moved.
         pinned: whether something (weights spread over ranks) holds on to the data groups as they are, so that they
             cannot be replaced in place.
@@ -41,12 +44,14 @@ class Mesh:
         self.layout = layout
         self.device = torch.device("cpu")
         self.dirty = False
+        self.quiet = False
         self.account = Account()
         self.pinned = False
         self.on_leave: list[Callable[[], None]] = []
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         self._data_timeout = NEVER
-        self._teams: tuple[tuple[int, ...], ...] = ()
+        self._aborted = False
+        self.teams: tuple[tuple[int, ...], ...] = ()
         if layout.world_size > 1:
             dist.init_process_group("gloo", store=store, rank=layout.rank, world_size=layout.world_size, timeout=NEVER)
 
@@ -57,7 +62,7 @@ class Mesh:
             teams: ranks that need a group besides those of the axes; the same on all ranks.
         """
         self.device = device
-        self._teams = tuple(teams)
+        self.teams = tuple(teams)
         self._data_timeout = timedelta(seconds=timeout)
         self.rebuild_data()
 
@@ -82,10 +87,15 @@ class Mesh:
         """Return the data group of one of the ``teams``, which this rank is in and which has more than one rank."""
         return self._groups[ranks]
 
+    def begin_data(self) -> None:
+        """Note that this rank enters a data collective."""
+        assert not self.quiet, "no data collective was to come before the ranks meet again"
+        self.dirty = True
+
     @property
     def in_data(self) -> bool:
-        """Whether this rank is in its data groups: not after `leave_data`."""
-        return self.layout.world_size == 1 or bool(self._groups)
+        """Whether this rank's data groups are of use: not after `leave_data` or `abort_data`."""
+        return self.layout.world_size == 1 or (bool(self._groups) and not self._aborted)
 
     def leave_data(self) -> None:
         """Drop out of the data groups: with gloo, peers that wait in one get an error at once."""
@@ -99,13 +109,14 @@ class Mesh:
     def abort_data(self) -> None:
         """End this rank's unfinished data collectives, from any thread. Nothing to do with gloo: see `leave_data`."""
         if self.backend != "gloo":
+            self._aborted = True
             for group in tuple(self._groups.values()):
                 group.abort()
 
     def rebuild_data(self) -> None:
         """Make new data groups; every rank calls it together."""
         self.leave_data()
-        self.dirty = False
+        self.dirty = self._aborted = False
         # Whatever a failed collective held is gone with its groups.
         self.account.reset()
         for ranks in self._memberships():
@@ -122,7 +133,7 @@ class Mesh:
         layout = self.layout
         places = [Layout(rank, layout.world_size, *layout.degrees) for rank in range(layout.world_size)]
         found = {place.ranks_along(axis): None for axis in AXES for place in places}
-        found |= dict.fromkeys(self._teams)
+        found |= dict.fromkeys(self.teams)
         return [ranks for ranks in found if len(ranks) > 1]
 
     def close(self) -> None:

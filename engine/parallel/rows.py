@@ -18,10 +18,13 @@ def apportion(total: int, weights: Sequence[float]) -> tuple[int, ...]:
 
     Equal weights give equal parts, the first ``total % n`` of them larger by one.
     """
-    whole = sum(weights)
+    # By the largest, so that the sum of finite weights is finite.
+    largest = max(weights)
+    shares = [weight / largest for weight in weights]
+    whole = sum(shares)
     # Rounded, so that equal weights such as 0.1 have equal remainders.
-    exact = [round(total * weight / whole, 9) for weight in weights]
-    parts = [int(share) for share in exact]
+    exact = [round(total * share / whole, 9) for share in shares]
+    parts = [int(number) for number in exact]
     by_remainder = sorted(range(len(parts)), key=lambda i: (parts[i] - exact[i], i))
     for i in by_remainder[: total - sum(parts)]:
         parts[i] += 1

@@ -7,7 +7,7 @@ patch projections, heads and the vision tower stay whole: together a few percent
 as the others are; every rank of the axis sees the same text. torch's `parallelize_module` does the communication.
 
 Promise: in fp32 the result equals one rank's to 1e-5 (sums in another order). Raises `ConfigError` for layers that the
-ranks cannot share evenly; heads were checked by the configuration.
+ranks cannot share evenly and whose size no ``config.json`` tells; the others were checked by the configuration.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 It ends the process when the parent (the fleet) is gone, when the store (hosted by the fleet) is gone, or when another
 rank has not been heard of for the data timeout, half a minute where a cancellation waits for it (stopped, not dead: a
 dead one is noticed by everybody at once). The fleet then restarts all ranks. When a rank announces that it failed, the
-others' unfinished data collectives are aborted, where the backend can.
+others' unfinished data collectives are aborted, where the backend can: as soon as they are in one, not before, and not
+once the job has ended.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Watchdog:
         self._cancelled = cancelled
         self._parent = os.getppid()
         self._job: str | None = None
+        self._lock = threading.Lock()
         self._last = {rank: ("", time.monotonic()) for rank in range(mesh.layout.world_size)}
 
     def start(self) -> None:
@@ -50,8 +52,9 @@ class Watchdog:
         threading.Thread(target=self._run, name="watchdog", daemon=True).start()
 
     def watch_job(self, job: str | None) -> None:
-        """Look out for announcements about ``job`` from now on; None: about none."""
-        self._job = job
+        """Look out for announcements about ``job`` from now on; None: about none. On return no abort is under way."""
+        with self._lock:
+            self._job = job
 
     def announce_failure(self, job: str) -> None:
         """Tell the other ranks' watchdogs that this rank failed in ``job``."""
@@ -73,9 +76,13 @@ class Watchdog:
 
     def _look_for_failures(self) -> None:
         job = self._job
-        if job is not None and self._store.check([_failure_key(job)]):
-            self._job = None
-            self._mesh.abort_data()
+        if job is None or not self._store.check([_failure_key(job)]):
+            return
+        with self._lock:
+            # The next job needs the groups; so does this rank when it and the failed one used none of them.
+            if self._job == job and self._mesh.dirty:
+                self._job = None
+                self._mesh.abort_data()
 
     def _exchange_signs_of_life(self) -> None:
         now = time.monotonic()

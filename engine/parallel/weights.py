@@ -103,28 +103,31 @@ def text_encoder_ranks(degree: int) -> tuple[int, ...]:
     return tuple(range(degree))
 
 
-def plan_divisions(mesh: Mesh, *, text_encoder_degree: int, shard_weights: bool) -> dict[str, Division]:
+def plan_divisions(
+    mesh: Mesh, *, served: frozenset[str], text_encoder_degree: int, shard_weights: bool
+) -> dict[str, Division]:
     """Return how the components of this rank are divided, by component; those that it holds whole are not named.
 
     torch keeps the groups inside a divided model, so that the mesh is pinned (on all ranks alike) when there is one:
     after a failure in the middle of a forward the ranks restart.
 
     Args:
+        served: the components that the engine loads, be it on this rank or another; no other is divided.
         text_encoder_degree: ranks among which the text encoder is split; above 1 their group is a team of ``mesh``.
         shard_weights: whether the ranks of the sequence share the weights of the transformers' blocks.
     """
     layout, device = mesh.layout, mesh.device
     divisions: dict[str, Division] = {}
-    if layout.tp_degree > 1 or shard_weights:
+    if served.intersection(PARTITIONS) and (layout.tp_degree > 1 or shard_weights):
         tensor, shard = weight_meshes(
             device,
             tensor=mesh.group("tp") if layout.tp_degree > 1 else None,
             shard=mesh.group("sequence") if shard_weights else None,
         )
         divisions |= {name: WeightDivision(TRANSFORMER, tensor=tensor, shard=shard) for name in PARTITIONS}
-    mesh.pinned = bool(divisions) or text_encoder_degree > 1
-    team = text_encoder_ranks(text_encoder_degree)
-    if text_encoder_degree > 1 and layout.rank in team:
+    team = text_encoder_ranks(text_encoder_degree if "text_encoder" in served else 1)
+    mesh.pinned = bool(divisions) or len(team) > 1
+    if len(team) > 1 and layout.rank in team:
         tensor, _ = weight_meshes(device, tensor=mesh.team(team), shard=None)
         divisions["text_encoder"] = WeightDivision(TEXT_ENCODER, tensor=tensor)
     return divisions

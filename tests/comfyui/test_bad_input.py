@@ -109,6 +109,7 @@ CASES = {
         ("ranks = 3", "ring_degree", "0 or 2"),
     ),
     "weights that are no numbers": (make_t2va(connect__rank_weights="2,x"), "connect", ("rank_weights", "2,1,1")),
+    "weights far apart": (make_t2va(connect__rank_weights="1,1e9"), "connect", ("1e-06 to 1e+06", "2,1,1")),
     "a text encoder in three": (make_t2va(connect__text_encoder_tp_degree=3), "connect", ("1, 2, 4 or 8",)),
     "too many weights": (make_t2va(connect__rank_weights="2,1,1"), "encode", ("3 weights", "2 ranks", "rank_weights")),
     "a pinned length that is too short": (
@@ -177,6 +178,26 @@ CASES = {
     ),
     "stages that are none": (make_t2va(connect__stages="decoders"), "connect", ("stages = 'decoders'", "generator")),
     "a pinned length beyond the limit": (make_t2va(sample__pad_seq_len=2**20), "sample", ("131072",)),
+}
+
+
+def _linked(name: str, value: int) -> dict[str, Any]:
+    """Return the prompt with a number that comes through a link, which no schema checks."""
+    prompt = make_t2va(**{f"connect__{name}": ["number", 0]})
+    prompt["number"] = {"class_type": "PrimitiveInt", "inputs": {"value": value}}
+    return prompt
+
+
+CASES |= {
+    f"a linked {name} of {value}": (_linked(name, value), "connect", (f"{name} = {value}", words))
+    for name, value, words in [
+        ("ulysses_degree", -1, "0 to 64"),
+        ("ring_degree", 0, "1 to 64"),
+        ("tp_degree", 0, "Use 1"),
+        ("tp_degree", -2, "1 to 64"),
+        ("ring_degree", 65, "1 to 64"),
+        ("text_encoder_tp_degree", 0, "1, 2, 4 or 8"),
+    ]
 }
 
 

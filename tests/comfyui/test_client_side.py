@@ -162,6 +162,17 @@ def test_only_what_differs_from_the_engines_defaults_is_given_to_it(module: Any)
     assert spec.flags() == words
 
 
+@pytest.mark.parametrize(
+    ("given", "same"), [(" ", ""), ("\t\n", ""), ("2, 1", "2,1"), (" 2 ,1\n", "2,1"), ("1 0,2", "1 0,2")]
+)
+def test_weights_that_differ_in_spaces_alone_mean_one_engine(module: Any, given: str, same: str) -> None:
+    launcher = module("comfy_h3.launcher")
+    specs = {launcher.EngineSpec(parallel=launcher.ParallelSpec(rank_weights=text)) for text in (given, same)}
+    assert len(specs) == 1
+    (spec,) = specs
+    assert spec.parallel.flags() == (["--rank-weights", same] if same else [])
+
+
 def test_every_field_of_the_layout_is_an_option_of_the_engine(module: Any) -> None:
     everything = module("comfy_h3.launcher").ParallelSpec(2, 2, 2, 2, True, True, "2,1,1,1")
     parser = argparse.ArgumentParser()

@@ -7,6 +7,7 @@ import functools
 import http.server
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -102,6 +103,18 @@ def test_heads_that_do_not_divide_stop_serve_before_any_rank(tiny_checkpoint: Pa
     assert "4 attention heads" in done.stderr
     assert "--ring-degree 3" in done.stderr
     assert "fleet" not in done.stderr
+
+
+def test_channels_that_do_not_divide_stop_serve_before_any_rank(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_checkpoint, model)
+    config = model / "transformer" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "ffn_dim": 66}))
+    done = command("serve", "--device", "cpu", "--model", str(model), "--tp-degree", "4")
+    assert done.returncode == 2
+    assert "tp_degree 4 does not divide the transformer's 66 feed-forward channels" in done.stderr
+    assert "--ulysses-degree 2 --ring-degree 1 --tp-degree 2" in done.stderr
+    assert "rank 0" not in done.stderr
 
 
 def test_a_ready_file_or_port_that_cannot_be_had_stops_serve_before_any_rank(

@@ -181,6 +181,14 @@ def test_the_layout_can_stand_in_the_file(tmp_path: Path) -> None:
         ({"nproc_per_node": 2, "text_encoder_tp_degree": 4}, "text_encoder_tp_degree", 4, "1 or 2, or more ranks"),
         ({"nproc_per_node": 4, "rank_weights": "1,2"}, "rank_weights", "1,2", "4 positive numbers"),
         ({"nproc_per_node": 4, "tp_degree": 2, "rank_weights": "1,2,3,4"}, "rank_weights", "1,2,3,4", "1,1"),
+        (
+            {"nproc_per_node": 2, "text_encoder_tp_degree": 2, "stages": "denoise"},
+            "text_encoder_tp_degree",
+            2,
+            "add encode_prompt to --stages",
+        ),
+        ({"nproc_per_node": 2, "shard_weights": True, "stages": "encode_prompt"}, "shard_weights", True, "add denoise"),
+        ({"compile": True, "stages": "decode_video"}, "compile", True, "Leave --compile out"),
         ({"shard_weights": True}, "shard_weights", True, "--nproc-per-node 2"),
         ({"shard_weights": True, "tp_degree": 2}, "shard_weights", True, "--nproc-per-node 4"),
     ],
@@ -206,6 +214,11 @@ def test_a_layout_that_cannot_work_is_refused_with_those_that_can(
         ({"rank_weights": "1,inf"}, "rank_weights"),
         ({"rank_weights": ""}, "rank_weights"),
         ({"rank_weights": "1;1"}, "rank_weights"),
+        ({"nproc_per_node": 2, "rank_weights": "1,1e7"}, "rank_weights"),
+        ({"nproc_per_node": 2, "rank_weights": "1,1e-7"}, "rank_weights"),
+        ({"nproc_per_node": 2, "rank_weights": [1, 10**400]}, "rank_weights"),
+        ({"nproc_per_node": 2, "rank_weights": [1, True]}, "rank_weights"),
+        ({"nproc_per_node": 2, "rank_weights": {1: 2, 2: 1}}, "rank_weights"),
         ({"rank_weights": 2}, "rank_weights"),
         ({"max_pad_seq_len": 63}, "max_pad_seq_len"),
     ],
@@ -222,18 +235,43 @@ def test_a_long_list_of_working_layouts_is_cut_short(tmp_path: Path) -> None:
     assert remedy.endswith("; and 10 more.")
 
 
-def test_heads_must_divide_among_the_ranks_of_tensor_parallel() -> None:
-    layout = ParallelOptions(ulysses_degree=2, tp_degree=3, text_encoder_tp_degree=4)
-    check_layout(ParallelOptions(ulysses_degree=3, tp_degree=2), ModelFacts(heads=4), encodes=True)
+@pytest.mark.parametrize(
+    ("layout", "facts", "field", "words", "remedy"),
+    [
+        ((2, 3, 4), ModelFacts(heads=4), "tp_degree", "3 does not divide the transformer's 4 attention heads", "2;"),
+        ((2, 3, 1), ModelFacts(heads=6, ffn_dim=64), "tp_degree", "64 feed-forward channels", "--tp-degree 2;"),
+        ((2, 3, 1), ModelFacts(heads=4, ffn_dim=64), "tp_degree", "4 attention heads and 64 feed", "--tp-degree 2;"),
+        ((4, 1, 4), ModelFacts(text_kv_heads=2), "text_encoder_tp_degree", "2 key and value heads", "Use 1 or 2."),
+        ((4, 1, 4), ModelFacts(text_ffn_dim=66), "text_encoder_tp_degree", "66 feed-forward", "Use 1 or 2."),
+    ],
+)
+def test_heads_and_channels_must_divide_among_the_ranks_that_share_layers(
+    layout: tuple[int, int, int], facts: ModelFacts, field: str, words: str, remedy: str
+) -> None:
+    ulysses, tp, text = layout
     with pytest.raises(ConfigError) as caught:
-        check_layout(layout, ModelFacts(heads=4), encodes=True)
-    assert (caught.value.field, caught.value.value) == ("tp_degree", 3)
-    assert "--ulysses-degree 3 --ring-degree 1 --tp-degree 2" in str(caught.value.remedy)
+        check_layout(ParallelOptions(ulysses_degree=ulysses, tp_degree=tp, text_encoder_tp_degree=text), facts)
+    assert (caught.value.code, caught.value.field) == ("config_conflict", field)
+    assert words in caught.value.message
+    assert remedy in str(caught.value.remedy)
     assert "--tp-degree 3" not in str(caught.value.remedy)
-    with pytest.raises(ConfigError) as caught:
-        check_layout(layout, ModelFacts(heads=6, text_kv_heads=2), encodes=True)
-    assert (caught.value.field, caught.value.remedy) == ("text_encoder_tp_degree", "Use 1 or 2.")
-    check_layout(layout, ModelFacts(heads=6, text_kv_heads=2), encodes=False)
+
+
+def test_a_layout_that_divides_all_of_it_passes() -> None:
+    facts = ModelFacts(heads=4, ffn_dim=64, text_kv_heads=2, text_ffn_dim=66)
+    check_layout(ParallelOptions(ulysses_degree=3, tp_degree=2, text_encoder_tp_degree=2), facts)
+    check_layout(ParallelOptions(ulysses_degree=1, tp_degree=7, text_encoder_tp_degree=4), ModelFacts())
+
+
+def test_a_remedy_names_no_layout_that_this_checkpoint_refuses(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"nproc_per_node": 8, "ulysses_degree": 3, "tp_degree": 8}
+    released = refuse(tmp_path, model="/a", **given).remedy or ""
+    assert "--nproc-per-node 24" in released
+    assert "--tp-degree 8" in released
+    tiny = refuse(tmp_path, model=str(tiny_checkpoint), **given).remedy or ""
+    assert "--nproc-per-node" not in tiny
+    assert "--tp-degree 4" in tiny
+    assert "--tp-degree 8" not in tiny
 
 
 def test_the_layout_reaches_the_ranks() -> None:

@@ -59,8 +59,15 @@ def submit(controller: Controller, owner: object = None) -> Job:
     return controller.submit(new_id(), PLAN, inputs={}, owner=owner)
 
 
-async def end(controller: Controller, job: Job, error: dict[str, Any] | None = None, facts: Any = None) -> None:
-    await controller.fleet_said({"op": "end", "job_id": job.id, "error": error, "facts": facts or {}})
+async def end(
+    controller: Controller,
+    job: Job,
+    error: dict[str, Any] | None = None,
+    facts: Any = None,
+    restarting: bool = False,
+) -> None:
+    message = {"op": "end", "job_id": job.id, "error": error, "facts": facts or {}}
+    await controller.fleet_said({**message, "restarting": restarting})
 
 
 async def give_video(controller: Controller, job: Job) -> Path:
@@ -127,6 +134,28 @@ async def test_a_lost_rank_fails_the_running_job_and_keeps_the_waiting_one(
     await controller.fleet_said(READY)
     assert fleet.runs() == [running.id, waiting.id]
     assert controller.stats.restarts == 1
+
+
+async def test_a_job_that_waits_behind_one_after_which_the_ranks_restart_starts_when_they_are_ready(
+    controller: Controller, fleet: Fleet
+) -> None:
+    await controller.fleet_said(READY)
+    failing, waiting = submit(controller), submit(controller)
+    error = {"code": "job_failed", "kind": "JobError", "message": "It failed."}
+    await end(controller, failing, error, restarting=True)
+    assert (failing.state, waiting.state, controller.status) == ("error", "queued", "restarting")
+    late = submit(controller)
+    assert [job.queued and (job.queued.position, job.queued.reason) for job in (waiting, late)] == [
+        (1, "restarting"),
+        (2, "restarting"),
+    ]
+    assert controller.info()["pids"] is None
+    # Rank 0 leaves only now.
+    controller.fleet_lost()
+    assert (waiting.state, controller.status, controller.stats.restarts) == ("queued", "restarting", 1)
+    assert fleet.runs() == [failing.id]
+    await controller.fleet_said(READY)
+    assert fleet.runs() == [failing.id, waiting.id]
 
 
 async def test_a_fleet_that_ended_fails_every_job_with_its_reason(controller: Controller) -> None:

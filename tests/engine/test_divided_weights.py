@@ -96,6 +96,11 @@ def test_a_sub_mesh_smaller_than_the_sharding_group_is_refused(two: Found) -> No
         assert accepted == ""
 
 
+def test_a_model_that_is_not_served_is_not_divided_and_pins_no_group(two: Found) -> None:
+    for found in two:
+        assert found["planned"] == [[["text_encoder", "transformer"], True], [["transformer"], True], [[], False]]
+
+
 @pytest.mark.parametrize(("ranks", "name", "parts"), [(2, "text encoder", 2), (4, "text encoder", 4),
                                                      (4, "text encoder on two", 2)])  # fmt: skip
 def test_the_text_encoder_in_parts_equals_the_whole_one_to_a_hundred_thousandth(

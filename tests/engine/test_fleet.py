@@ -66,6 +66,13 @@ def test_a_killed_rank_takes_the_job_down_and_the_restarted_ranks_serve_the_next
     assert fleet.process.wait() == 0
 
 
+def test_ranks_that_failed_as_often_as_they_may_end_the_fleet(start: Start) -> None:
+    fleet = start(ranks=1, layout=("--ulysses-degree", "1", "--max-restarts", "0"))
+    os.kill(fleet.wait_ready()["pids"][0], signal.SIGKILL)
+    assert fleet.process.wait(30) == 1
+    assert "the ranks keep failing" in fleet.log
+
+
 @pytest.mark.slow
 def test_a_rank_that_stops_without_dying_is_noticed_and_replaced(start: Start) -> None:
     fleet = start(ranks=2, data_timeout=8)

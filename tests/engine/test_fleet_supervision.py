@@ -37,24 +37,37 @@ def failing(launches: list[int], *, failures: int) -> Callable[[RankOptions], No
     return run
 
 
-def test_ranks_that_fail_soon_are_not_launched_again() -> None:
+def supervise(run: Callable[[RankOptions], None], wanted: Callable[[int], bool] = lambda launch: False) -> int:
+    return fleet.supervise(OPTIONS, run, max_restarts=3, wanted=wanted)
+
+
+def test_ranks_that_keep_failing_are_launched_three_times_again() -> None:
     launches: list[int] = []
-    assert fleet.supervise(OPTIONS, failing(launches, failures=9)) == 1
-    assert launches == [0]
+    assert supervise(failing(launches, failures=9)) == 1
+    assert launches == [0, 1, 2, 3]
 
 
-def test_ranks_that_failed_after_a_long_time_get_new_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_of_long_ago_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "_STEADY_SECONDS", 0.0)
     launches: list[int] = []
-    assert fleet.supervise(OPTIONS, failing(launches, failures=2)) == 0
-    assert launches == [0, 1, 2]
+    assert supervise(failing(launches, failures=9)) == 0
+    assert launches == list(range(10))
+
+
+def test_restarts_that_the_ranks_wanted_do_not_count() -> None:
+    launches: list[int] = []
+    assert supervise(failing(launches, failures=9), wanted=lambda launch: True) == 0
+    assert launches == list(range(10))
+    launches = []
+    assert supervise(failing(launches, failures=9), wanted=lambda launch: launch in (0, 3)) == 1
+    assert launches == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_signal_is_an_orderly_end() -> None:
     def run(options: RankOptions) -> None:
         raise SignalException("told to end", signal.SIGTERM)
 
-    assert fleet.supervise(OPTIONS, run) == 0
+    assert supervise(run) == 0
 
 
 def test_the_options_reach_the_ranks_unchanged() -> None:
@@ -82,7 +95,7 @@ def test_the_store_listens_on_the_loopback_interface_alone() -> None:
 
 def test_commands_are_private_files_and_the_store_that_everybody_can_read_holds_none(tmp_path: Path) -> None:
     store = fleet.loopback_store()
-    rank_0, rank_1 = (Commands(store, tmp_path, generation="launch0/gen1") for _ in range(2))
+    rank_0, rank_1 = (Commands(store, tmp_path, generation="launch1") for _ in range(2))
     command = {"op": "run", "request": {"prompt": "a secret"}}
     rank_0.publish(0, command)
     assert store.get("cmd/0") == b""

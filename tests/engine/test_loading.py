@@ -276,6 +276,14 @@ def test_components_of_different_models_are_refused(copy: Path) -> None:
     assert "latent_channels" in error.message
 
 
+@pytest.mark.parametrize("value", ["4", 0, 4.0, True])
+def test_a_fact_that_is_no_whole_number_is_refused(copy: Path, value: object) -> None:
+    _edit_json(copy / "transformer/config.json", lambda config: config.update(ffn_dim=value))
+    error = _told(copy)
+    assert (error.code, error.field, error.value) == ("checkpoint_invalid", "transformer/config.json", value)
+    assert "ffn_dim" in error.message
+
+
 def test_a_vae_of_another_clip_length_is_refused(copy: Path) -> None:
     _edit_json(copy / "vae" / "config.json", lambda config: config.update(clip_length=21))
     error = _told(copy)

@@ -22,6 +22,8 @@ from engine.parallel.strategy import BOTH, LOCAL, RING, ULYSSES, build_strategy,
         (100, (3, 1), (75, 25)),
         (7, (1, 2.5, 0.5, 3), (1, 3, 0, 3)),
         (56, (1,) * 6, (10, 10, 9, 9, 9, 9)),
+        (10, (1e308, 1e308), (5, 5)),
+        (10, (5e-324, 5e-324), (5, 5)),
     ],
 )
 def test_things_are_apportioned_by_weight(total: int, weights: tuple[float, ...], parts: tuple[int, ...]) -> None:

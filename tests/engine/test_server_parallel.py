@@ -18,6 +18,7 @@ from tests.support.engine_process import ROOT, EngineProcess
 
 pytestmark = [pytest.mark.ranks, pytest.mark.slow, pytest.mark.timeout(300)]
 
+NO_COMPILER = "/nowhere/g++"
 REQUEST: dict[str, Any] = {
     "task": "generate",
     "prompt": "a fox runs through the snow",
@@ -117,3 +118,19 @@ def test_generate_takes_the_pinned_length_from_the_command_line(engine: EnginePr
     with av.open(str(target)) as container:
         assert container.streams.video[0].frames == 5
     assert engine.get("/v1/jobs")["jobs"][-1]["facts"]["pad_seq_len"] == 64
+
+
+def test_without_a_compiler_compile_ends_the_start_and_not_each_job(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", NO_COMPILER)
+    engine = EngineProcess(tiny_checkpoint, tmp_path, ranks=1, options=("--compile",))
+    engine.launch()
+    try:
+        engine.wait_for("dead", 90)
+        reason = engine.get("/v1/health")["reason"]
+    finally:
+        engine.stop()
+    assert "torch.compile does not work here" in reason
+    assert NO_COMPILER in reason
+    assert "Install a C++ compiler (g++), or leave --compile out." in reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from engine.client import EngineClient
 from engine.contract.errors import EngineDeadError, JobError
 from tests.support.engine_process import ROOT, EngineProcess
 from tests.support.jobs import LONG, QUICK, events_until_final, new_id, wait_for_event
+from tests.support.ranks import FAULTS
 
 pytestmark = pytest.mark.ranks
 
@@ -48,6 +50,30 @@ async def test_a_killed_rank_fails_its_job_and_the_next_one_runs(tiny_checkpoint
         processes = engine.descendants()
         engine.process.send_signal(signal.SIGKILL)
         wait_until_gone(processes, 30)
+
+
+@pytest.mark.timeout(240)
+async def test_a_job_waits_while_the_ranks_restart_because_the_one_before_it_failed(
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = tmp_path / "fault.json"
+    monkeypatch.setenv("PYTHONPATH", str(FAULTS))
+    monkeypatch.setenv("H3_TEST_FAULT", str(fault))
+    with EngineProcess(tiny_checkpoint, tmp_path, options=("--tp-degree", "2")) as engine:
+        ranks = engine.get("/v1/info")["pids"]
+        async with EngineClient(engine.url) as client, client.connect(tmp_path) as channel:
+            failing, waiting = new_id(), new_id()
+            fault.write_text(json.dumps({"rank": 1, "module": "MiniMaxH3TransformerBlock", "call": 1, "do": "raise"}))
+            await channel.submit(QUICK, job_id=failing)
+            await channel.submit(QUICK, job_id=waiting)
+            events = await asyncio.wait_for(events_until_final(channel, failing), 60)
+            fault.unlink()
+            assert "planted fault" in events[-1]["error"]["message"]
+            events = await asyncio.wait_for(events_until_final(channel, waiting), 90)
+            assert "restarting" in [event["reason"] for event in events if event["type"] == "queued"]
+            assert events[-1]["type"] == "done", events[-1]
+        assert engine.metric("restarts_total") == 1
+        assert set(engine.get("/v1/info")["pids"]).isdisjoint(ranks)
 
 
 @pytest.mark.timeout(120)

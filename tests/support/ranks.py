@@ -73,7 +73,7 @@ class Fleet:
         """Start it; `wait_ready` waits for the ranks.
 
         Args:
-            layout: options of it, Ulysses over all ranks by default.
+            layout: more options, Ulysses over all ranks by default.
             media: whether the ranks find torchvision and torchaudio.
         """
         self.folder = Path(tempfile.mkdtemp(prefix="h3-ranks-", dir="/dev/shm"))

@@ -19,7 +19,7 @@ from engine.models import loading
 from engine.models.bundle import Models
 from engine.parallel import weights
 from engine.parallel.collectives import collect_json
-from engine.parallel.compile import compile_blocks
+from engine.parallel.compile import check_compiler, compile_blocks
 from engine.parallel.guard import guard_collectives
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import Mesh
@@ -36,6 +36,7 @@ TEXT_ROWS = (10, 11)
 PINNED = 128
 FEW_ROWS = Case(4, 1, 1, 1)
 PROMPT = torch.arange(30)[None]
+SERVED = frozenset({"text_encoder", "transformer"})
 Found = dict[str, Any]
 
 
@@ -128,7 +129,7 @@ def lay_out(mesh: Mesh, *degrees: int) -> None:
 
 def divided(mesh: Mesh, folder: Path, *, shard: bool, component: str = "transformer") -> tuple[Models, int, int]:
     """Load this rank's part of a transformer; return it, the bytes read, and the bytes said to be read."""
-    divisions = plan_divisions(mesh, text_encoder_degree=1, shard_weights=shard)
+    divisions = plan_divisions(mesh, served=SERVED, text_encoder_degree=1, shard_weights=shard)
     with counted_reads():
         models, told = load(folder, component, divisions)
     transformer = getattr(models, component)
@@ -201,13 +202,20 @@ def mispaired(mesh: Mesh, folder: Path) -> float:
     return difference(latents(one), latents(models))
 
 
+def planned(mesh: Mesh, *served: str) -> list[Any]:
+    """Return what an engine that serves these components divides, and whether it holds on to the groups."""
+    lay_out(mesh, 1, 1, 2)
+    found = plan_divisions(mesh, served=frozenset(served), text_encoder_degree=2, shard_weights=False)
+    return [sorted(found), mesh.pinned]
+
+
 def encode(mesh: Mesh, folder: Path, degree: int) -> Found:
     """Compare the text encoder in parts with the whole one: largest difference, relative to the largest value."""
     lay_out(mesh, mesh.layout.world_size)
     if mesh.layout.rank >= degree:
         return {"held": 0}
     one, whole = load(folder, "text_encoder")
-    divisions = plan_divisions(mesh, text_encoder_degree=degree, shard_weights=False)
+    divisions = plan_divisions(mesh, served=SERVED, text_encoder_degree=degree, shard_weights=False)
     with counted_reads():
         models, _ = load(folder, "text_encoder", divisions)
     with torch.no_grad():
@@ -265,6 +273,7 @@ def two(mesh: Mesh, folder: Path) -> None:
         "sharded ring": lambda: compare(mesh, model, 1, 2, shard=True),
         "refused": lambda: refused(mesh, model),
         "differing in a bit": lambda: gathered(mesh, model),
+        "planned": lambda: [planned(mesh, *SERVED), planned(mesh, "transformer"), planned(mesh, "vae")],
         "mispaired": lambda: mispaired(mesh, model),
         "text encoder": lambda: encode(mesh, model, 2),
         "compiled ulysses": lambda: compiled(mesh, model, 2),
@@ -272,12 +281,13 @@ def two(mesh: Mesh, folder: Path) -> None:
         "compiled sharded": lambda: compiled(mesh, model, 2, shard=True),
         "both partitions compiled": lambda: both_compiled(mesh, model),
     }
-    _report(mesh, folder, cases)
+    report(mesh, folder, cases)
 
 
 def inductor(mesh: Mesh, folder: Path) -> None:
     """Be one of two ranks that compile for real."""
-    _report(mesh, folder, {"inductor": lambda: compiled(mesh, folder / "model", 2, backend="inductor")})
+    check_compiler(CPU)
+    report(mesh, folder, {"inductor": lambda: compiled(mesh, folder / "model", 2, backend="inductor")})
 
 
 def four(mesh: Mesh, folder: Path) -> None:
@@ -291,10 +301,10 @@ def four(mesh: Mesh, folder: Path) -> None:
         "text encoder": lambda: encode(mesh, model, 4),
         "text encoder on two": lambda: encode(mesh, model, 2),
     }
-    _report(mesh, folder, cases)
+    report(mesh, folder, cases)
 
 
-def _report(mesh: Mesh, folder: Path, cases: dict[str, Callable[[], Any]]) -> None:
+def report(mesh: Mesh, folder: Path, cases: dict[str, Callable[[], Any]]) -> None:
     open_all_groups(mesh)
     found = {name: case() for name, case in cases.items()}
     everywhere = collect_json(found, mesh)

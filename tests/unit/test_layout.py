@@ -50,16 +50,21 @@ def test_a_groups_order_is_the_order_of_the_indices_on_its_axis() -> None:
 
 
 def test_all_layouts_of_six_ranks_with_fifty_six_heads() -> None:
-    found = possible_layouts(6, heads=56)
+    found = possible_layouts(6, shared={"attention heads": 56})
     assert found == [(6, 1, 1), (3, 2, 1), (2, 3, 1), (1, 6, 1), (3, 1, 2), (1, 3, 2)]
     assert {(1, 2, 3), (1, 1, 6), (2, 1, 3)} <= set(possible_layouts(6))
-    assert all(layout_problem(6, degrees, heads=56) is None for degrees in found)
+    assert all(layout_problem(6, degrees, shared={"attention heads": 56}) is None for degrees in found)
 
 
 def test_a_layout_that_cannot_work_is_explained_with_the_ones_that_can() -> None:
     assert "is 4, but there are 6 ranks" in str(layout_problem(6, (2, 2, 1)))
-    assert "does not divide the transformer's 56" in str(layout_problem(3, (1, 1, 3), heads=56))
-    assert layouts_remedy(2, heads=3) == (
+    heads = {"attention heads": 56}
+    assert "does not divide the transformer's 56 attention heads." in str(layout_problem(3, (1, 1, 3), shared=heads))
+    both = {"attention heads": 56, "feed-forward channels": 100}
+    assert "the transformer's 100 feed-forward channels." in str(layout_problem(8, (1, 1, 8), shared=both))
+    assert "56 attention heads and 100 feed-forward channels." in str(layout_problem(3, (1, 1, 3), shared=both))
+    assert [tp for _, ring, tp in possible_layouts(8, shared=both) if ring == 1] == [1, 2, 4]
+    assert layouts_remedy(2, shared={"attention heads": 3}) == (
         "Working layouts of 2 ranks: --ulysses-degree 2 --ring-degree 1 --tp-degree 1; "
         "--ulysses-degree 1 --ring-degree 2 --tp-degree 1."
     )
