@@ -124,7 +124,9 @@ def plan_divisions(
             tensor=mesh.group("tp") if layout.tp_degree > 1 else None,
             shard=mesh.group("sequence") if shard_weights else None,
         )
-        divisions |= {name: WeightDivision(TRANSFORMER, tensor=tensor, shard=shard) for name in PARTITIONS}
+        divisions |= {
+            name: WeightDivision(TRANSFORMER, tensor=tensor, shard=shard) for name in PARTITIONS if name in served
+        }
     team = text_encoder_ranks(text_encoder_degree if "text_encoder" in served else 1)
     mesh.pinned = bool(divisions) or len(team) > 1
     if len(team) > 1 and layout.rank in team:
