@@ -21,6 +21,8 @@ from comfy_api.latest import ComfyAPI, InputImpl
 from comfy_execution.utils import get_executing_context
 from server import PromptServer
 
+from .media import may_be_trimmed
+
 log = logging.getLogger(__name__)
 
 Interrupted: type[BaseException] = comfy.model_management.InterruptProcessingException
@@ -75,13 +77,10 @@ def nested(tensors: Sequence[Any]) -> Any:
 
 def video_file(video: Any) -> str | BytesIO | None:
     """Return the file of a VIDEO, None of one that is trimmed or was made of images: that has no file of its own."""
-    if not isinstance(video, InputImpl.VideoFromFile):
+    if not isinstance(video, InputImpl.VideoFromFile) or may_be_trimmed(video):
         return None
-    window = getattr(video, "get_active_trim_window", None)
-    if window is None:
-        # Versions that could trim before they could tell; those before them trim nothing.
-        return None if hasattr(video, "as_trimmed") else video.get_stream_source()
-    return None if any(window()) else video.get_stream_source()
+    source: str | BytesIO = video.get_stream_source()
+    return source
 
 
 def engine_home() -> Path:

@@ -108,6 +108,15 @@ class Uploads:
         return tuple(found)
 
 
+def may_be_trimmed(video: Any) -> bool:
+    """Return whether a VIDEO of a file may be a part of it: then the file's bytes are more than it.
+
+    ComfyUI 0.3.75 trims nothing. Later versions trim, and those of 2026 tell by ``get_active_trim_window``.
+    """
+    window = getattr(video, "get_active_trim_window", None)
+    return hasattr(video, "as_trimmed") if window is None else any(window())
+
+
 def to_uint8(images: torch.Tensor) -> torch.Tensor:
     """Return IMAGE [F, H, W, C] in 0..1 as uint8 [F, H, W, 3]: clamped, times 255, to the nearest (half to even).
 

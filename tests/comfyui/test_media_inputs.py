@@ -92,3 +92,34 @@ def test_a_sound_that_is_none_is_refused(media: Any, shape: tuple[int, ...], rat
     with pytest.raises(Exception, match="no sound") as caught:
         media.check_audio({"waveform": torch.zeros(shape), "sample_rate": rate}, name="audio")
     assert caught.value.field == "audio"
+
+
+class Video:
+    """Stands in for ComfyUI's VIDEO of a file, before it could trim."""
+
+
+class Trimmable(Video):
+    def as_trimmed(self) -> None:
+        raise NotImplementedError
+
+
+class Telling(Trimmable):
+    def __init__(self, *window: float) -> None:
+        self._window = window
+
+    def get_active_trim_window(self) -> tuple[float, ...]:
+        return self._window
+
+
+@pytest.mark.parametrize(
+    ("video", "trimmed"),
+    [
+        (Video(), False),
+        (Trimmable(), True),
+        (Telling(0.0, 0.0), False),
+        (Telling(1.0, 0.0), True),
+        (Telling(0, 2), True),
+    ],
+)
+def test_a_file_travels_whole_only_when_nothing_of_it_is_cut_off(media: Any, video: Video, trimmed: bool) -> None:
+    assert media.may_be_trimmed(video) is trimmed

@@ -91,6 +91,10 @@ class ComfyUI:
         children = psutil.Process(self.process.pid).children()
         return [child.pid for child in children if child.status() != "zombie" and "serve" in child.cmdline()]
 
+    def command_of(self, pid: int) -> list[str]:
+        """Return the command line of an engine."""
+        return psutil.Process(pid).cmdline()
+
     def engine_url(self) -> str:
         """Return the address of the one engine that this ComfyUI started."""
         (pid,) = self.engine_pids()
@@ -100,7 +104,7 @@ class ComfyUI:
 
     def stop_engine_with(self, option: str) -> list[str]:
         """Stop the one engine that was started with ``option``, for tests that know one engine; return its command."""
-        commands = {pid: psutil.Process(pid).cmdline() for pid in self.engine_pids()}
+        commands = {pid: self.command_of(pid) for pid in self.engine_pids()}
         ((pid, command),) = [(pid, command) for pid, command in commands.items() if option in command]
         psutil.Process(pid).terminate()
         end = time.monotonic() + 40
