@@ -20,10 +20,11 @@ import yaml
 from . import env
 from .config_devices import find_devices
 from .config_layout import resolve_layout
+from .config_vae import resolve_vae
 from .contract.errors import ConfigError
 from .contract.limits import PAD_MULTIPLE, Limits
 from .contract.messages import STAGES
-from .rank_options import ParallelOptions
+from .rank_options import ParallelOptions, VaeOptions
 
 DEVICES = ("auto", "cpu", "cuda", "xpu", "npu")
 DTYPES = ("auto", "fp32", "bf16")
@@ -59,6 +60,7 @@ class Option:
 
 
 _LIMITS = Limits()
+_VAE = VaeOptions()
 OPTIONS = (
     Option("model", str, None, "checkpoint folder in diffusers' layout (required)"),
     Option("host", str, "127.0.0.1", "address to listen on; other than loopback needs a token"),
@@ -76,6 +78,25 @@ OPTIONS = (
     Option("rank_weights", tuple, None, "a number for each rank of the sequence: its share of the rows, such as 2,1,1"),
     Option("shard_weights", bool, False, "each rank keeps a part of the transformer's weights and gathers the rest"),
     Option("compile", bool, False, "compile the transformer's blocks; see pad_seq_len of a request"),
+    Option(
+        "vae_tile",
+        int,
+        _VAE.vae_tile,
+        "side of the VAE's tiles, pixels; another changes the picture",
+        low=32,
+        high=4096,
+    ),
+    Option("vae_tile_overlap", int, _VAE.vae_tile_overlap, "least overlap of tiles, pixels", low=16, high=2048),
+    Option("vae_resident", bool, False, "keep both VAEs on the device, if they fit; else each only while it is used"),
+    Option("vae_on_one_rank", bool, False, "load and run the video VAE on rank 0 alone; else all ranks share its work"),
+    Option(
+        "gather_workspace_mb",
+        int,
+        _VAE.gather_workspace_mb,
+        "buffers for the VAE's tiles that a rank may keep, MB of 1e6 bytes",
+        high=10**6,
+    ),
+    Option("release_gather_workspace", bool, False, "give those buffers back whenever a VAE leaves the device"),
     Option("stages", list, list(STAGES), f"stages to serve, separated by commas: {','.join(STAGES)}", STAGES),
     Option("token_file", str, None, f"file that holds the bearer token (or set {env.TOKEN})"),
     Option("stop_on_eof", bool, False, "stop when standard input ends"),
@@ -114,7 +135,7 @@ class EngineConfig:
         host: address to listen on. port: 0 picks a free one.
         ready_file: where to announce the bound port, or None.
         device: ``auto``, ``cpu``, ``cuda``, ``xpu`` or ``npu``. dtype: ``auto``, ``fp32`` or ``bf16``.
-        nproc_per_node: ranks on this host. layout: how they share the work.
+        nproc_per_node: ranks on this host. layout: how they share the work. vae: the same for the VAEs.
         stages: the stages served, in the contract's order.
         token: the bearer token, or None.
         stop_on_eof: stop when standard input ends.
@@ -131,6 +152,7 @@ class EngineConfig:
     dtype: str
     nproc_per_node: int
     layout: ParallelOptions
+    vae: VaeOptions
     stages: tuple[str, ...]
     token: str | None
     stop_on_eof: bool
@@ -295,6 +317,7 @@ def build_config(given: Mapping[str, Any], config_file: Path | None = None) -> E
         dtype=values["dtype"],
         nproc_per_node=layout.world_size,
         layout=layout,
+        vae=resolve_vae(values),
         stages=tuple(values["stages"]),
         token=token,
         stop_on_eof=values["stop_on_eof"],

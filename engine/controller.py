@@ -20,6 +20,7 @@ from typing import Any
 
 from .checkpoint import Checkpoint
 from .config import EngineConfig
+from .config_vae import tile_warnings
 from .contract.checks import Headers, Plan, check_request, check_tokens
 from .contract.errors import (
     EngineBusyError,
@@ -142,6 +143,8 @@ class Controller:
                 self.checkpoint.count_tokens, request.prompt, limit=limits.max_prompt_tokens
             )
             plan = check_tokens(plan, tokens, facts=facts, limits=limits)
+        if "decode_video" in plan.stages:
+            plan = dataclasses.replace(plan, warnings=(*plan.warnings, *tile_warnings(self.config.vae)))
         return plan
 
     def check_new(self, job_id: str) -> None:
@@ -328,6 +331,7 @@ class Controller:
                 job.add_output(output, path)
         elif message["op"] == "end":
             self._running = None
+            self.stats.gather_workspace_bytes = message["gather_workspace_bytes"]
             error = self._failure or (error_from_dict(message["error"]) if message["error"] else None)
             self._end(job, error, message["facts"])
             self._start_next()

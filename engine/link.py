@@ -16,7 +16,8 @@ Rank 0 → controller:
     ``{"op": "failed", "error": {...}}``                              the ranks cannot start; the fleet will end.
     ``{"op": "event", "job_id", "event": {...}}``                     `messages.event_to_dict` without job_id and seq.
     ``{"op": "output", "job_id", "name", "index", "last", "format", "path"}``   a finished file, the controller's now.
-    ``{"op": "end", "job_id", "error": null | {...}, "facts": {...}}``          the job is over on all ranks.
+    ``{"op": "end", "job_id", "error": null | {...}, "facts": {...}, "gather_workspace_bytes"}``
+        the job is over on all ranks.
 """
 
 from __future__ import annotations

@@ -36,6 +36,8 @@ from .stages.decode_video import decode_video
 from .stages.denoise import check_conditioning, denoise
 from .stages.encode_prompt import encode_prompt
 from .vae.chunks import count_chunks
+from .vae.crew import VaeCrew
+from .vae.memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +63,9 @@ class JobResult:
 class JobRunner:
     """Runs jobs, one after the other, on what this rank holds."""
 
-    def __init__(self, models: Models, mesh: Mesh, watchdog: Watchdog) -> None:
+    def __init__(self, models: Models, vaes: VaeCrew, mesh: Mesh, watchdog: Watchdog) -> None:
         self._models = models
+        self._vaes = vaes
         self._mesh = mesh
         self._watchdog = watchdog
 
@@ -75,7 +78,7 @@ class JobRunner:
         agreement = Agreement(self._mesh, cancelled)
         request = parse_request(message["request"])
         progress = Progress(STAGES_OF[request.task], outputs.event)
-        job = _Job(self._models, self._mesh, agreement, progress, outputs)
+        job = _Job(self._models, self._vaes, agreement, progress, outputs)
         self._watchdog.watch_job(message["job_id"])
         try:
             facts = job.perform(request, {name: Path(path) for name, path in message["inputs"].items()})
@@ -93,6 +96,8 @@ class JobRunner:
             unusable = self._recover(agreement) or isinstance(error, torch.AcceleratorError)
             return JobResult(agreement.outcome.to_dict(), must_restart=any(collect_json(unusable, self._mesh)))
         finally:
+            # A decoding that nobody read to its end.
+            self._vaes.staging.clear()
             self._watchdog.watch_job(None)
 
     def _fail_together(self, job_id: str, agreement: Agreement, error: EngineError, cause: Exception) -> None:
@@ -119,8 +124,7 @@ def job_error(error: Exception, *, stage: str | None, rank: int) -> EngineError:
     if isinstance(error, EngineError):
         return error
     where = {"stage": stage, "rank": rank}
-    # The CPU's allocator has no error type of its own.
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error):
+    if is_out_of_memory(error):
         return JobError(
             "out_of_memory",
             f"Out of memory in stage {stage} on rank {rank}.",
@@ -136,12 +140,20 @@ def job_error(error: Exception, *, stage: str | None, rank: int) -> EngineError:
 class _Job:
     """The stages of one job on one rank."""
 
-    def __init__(self, models: Models, mesh: Mesh, agreement: Agreement, progress: Progress, outputs: Outputs) -> None:
+    def __init__(
+        self,
+        models: Models,
+        vaes: VaeCrew,
+        agreement: Agreement,
+        progress: Progress,
+        outputs: Outputs,
+    ) -> None:
+        mesh = vaes.mesh
         self._mesh = mesh
         self._agreement = agreement
         self._progress = progress
         self._outputs = outputs
-        self._ctx = StageContext(models, mesh.device, self._report, self._boundary)
+        self._ctx = StageContext(models, mesh.device, self._report, self._boundary, vaes)
 
     def _boundary(self) -> None:
         """Meet the other ranks with nothing left to do on any device; see `StageContext.boundary`."""

@@ -42,7 +42,8 @@ from .parallel.sharding import apply_sequence_parallel
 from .parallel.watchdog import EXIT_STATUS, Watchdog
 from .parallel.weights import held_bytes, plan_divisions, text_encoder_ranks
 from .rank_options import CANNOT_START, RankOptions
-from .runner import JobRunner
+from .runner import JobResult, JobRunner
+from .vae.crew import VaeCrew, build_crew
 
 logger = logging.getLogger(__name__)
 
@@ -143,11 +144,12 @@ class Relay:
         """Return where the job's outputs go."""
         return RelayOutputs(self._link, command["job_id"], Path(command["folder"]))
 
-    def end(self, command: Command, error: dict[str, Any] | None, facts: dict[str, Any]) -> None:
-        """Tell that all ranks ended the job."""
+    def end(self, command: Command, result: JobResult, *, workspace: int) -> None:
+        """Tell that all ranks ended the job, and the bytes of gather buffers that this one keeps."""
         self._job_id = None
         self._cancel.clear()
-        self._link.send({"op": "end", "job_id": command["job_id"], "error": error, "facts": facts})
+        message = {"op": "end", "job_id": command["job_id"], "error": result.error, "facts": result.facts}
+        self._link.send({**message, "gather_workspace_bytes": workspace})
 
     def loading(self, component: str, done: int, total: int) -> None:
         """Tell how far loading is, not too often."""
@@ -192,7 +194,7 @@ class Follower:
         """Return outputs that go nowhere."""
         return NoOutputs()
 
-    def end(self, command: Command, error: dict[str, Any] | None, facts: dict[str, Any]) -> None:
+    def end(self, command: Command, result: JobResult, *, workspace: int) -> None:
         """Rank 0 tells."""
 
     def loading(self, component: str, done: int, total: int) -> None:
@@ -249,8 +251,9 @@ class Worker:
             )
             if self._options.compile:
                 compile_blocks(models.transformer)
+        vaes = build_crew(models, self._mesh, self._options, rank_weights=self._options.rank_weights)
         self._role.ready(self._info(models))
-        return self._serve(JobRunner(models, self._mesh, self._watchdog))
+        return self._serve(JobRunner(models, vaes, self._mesh, self._watchdog), vaes)
 
     def _together(self, step: Callable[[], _T]) -> _T | None:
         """Return the result of ``step``; None on all ranks when it failed on one, which the controller is then told."""
@@ -283,7 +286,12 @@ class Worker:
         divisions = plan_divisions(
             mesh, text_encoder_degree=options.text_encoder_tp_degree, shard_weights=options.shard_weights
         )
-        keep = kept_components(options.stages, rank=mesh.layout.rank, text_encoder_ranks=options.text_encoder_tp_degree)
+        keep = kept_components(
+            options.stages,
+            rank=mesh.layout.rank,
+            text_encoder_ranks=options.text_encoder_tp_degree,
+            vae_on_one_rank=options.vae_on_one_rank,
+        )
         models = load_models(
             open_checkpoint(options.model, stages=options.stages),
             device=self._device,
@@ -310,13 +318,13 @@ class Worker:
             "weight_bytes": [report["weight_bytes"] for report in reports],
         }
 
-    def _serve(self, runner: JobRunner) -> int:
+    def _serve(self, runner: JobRunner, vaes: VaeCrew) -> int:
         for command in self._role.commands():
             result = runner.run(command, self._role.begin(command), self._role.cancelled)
             if result.error is not None:
                 # The frames of a traceback hold tensors and groups in cycles.
                 gc.collect()
-            self._role.end(command, result.error, result.facts)
+            self._role.end(command, result, workspace=vaes.workspace.bytes)
             if result.must_restart:
                 # The fleet stops all ranks as soon as one ends: rank 0 must have told of the job.
                 collect_json(None, self._mesh)
@@ -332,16 +340,20 @@ def connect_store() -> TCPStore:
     return TCPStore(address, port, is_master=False, timeout=_STORE_TIMEOUT)
 
 
-def kept_components(stages: tuple[str, ...], *, rank: int, text_encoder_ranks: int = 1) -> frozenset[str]:
-    """Return what a rank loads: the transformer everywhere, encoders and decoders on rank 0 alone.
+def kept_components(
+    stages: tuple[str, ...], *, rank: int, text_encoder_ranks: int = 1, vae_on_one_rank: bool = False
+) -> frozenset[str]:
+    """Return what a rank loads: the transformer and the video VAE everywhere, the rest on rank 0 alone.
 
     Args:
         text_encoder_ranks: how many ranks, the first ones, hold the text encoder together.
+        vae_on_one_rank: whether rank 0 alone holds the video VAE too.
     """
     needed = frozenset(name for stage in stages for name in COMPONENTS_OF[stage])
     if rank == 0:
         return needed
-    return needed & ({"transformer", "text_encoder"} if rank < text_encoder_ranks else {"transformer"})
+    shared = {"transformer", *(() if vae_on_one_rank else ("vae",))}
+    return needed & (shared | {"text_encoder"} if rank < text_encoder_ranks else shared)
 
 
 def die_with(parent: int) -> None:

@@ -361,6 +361,7 @@ WARNINGS: dict[str, str] = {
     "frames_snapped": "the frame count was moved up to the lattice 17n+5",
     "untrained_length": "the duration is outside the trained range",
     "untrained_canvas": "the canvas is larger than the trained area",
+    "untrained_tiles": "the VAE's tiles are not those that it was trained on",
     "silent_audio": "the soundtrack is silent or constant",
     "nan_result": "the result holds values that are not numbers",
     "queue_wait": "the job waits for another one",

@@ -11,6 +11,8 @@ from ..contract.limits import ModelFacts
 
 COMPONENTS = ("text_encoder", "transformer", "vae", "audio_vae")
 """Components with weights, in loading order. ``tokenizer`` and the schedulers are small and always loaded."""
+VAES = ("vae", "audio_vae")
+"""Those that are on the device only while they are used."""
 
 
 @dataclass

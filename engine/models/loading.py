@@ -30,7 +30,7 @@ from transformers import AutoTokenizer
 
 from ..checkpoint import Checkpoint, Component
 from ..contract.errors import ConfigError
-from .bundle import COMPONENTS, Models
+from .bundle import COMPONENTS, VAES, Models
 from .pieces import Division, Piece
 from .text_encoder import build_text_encoder, checkpoint_name
 
@@ -54,7 +54,7 @@ def load_models(
     on_bytes: OnBytes,
     divisions: Mapping[str, Division] = _NOTHING_DIVIDED,
 ) -> Models:
-    """Load the components in ``keep``.
+    """Load the components in ``keep`` to ``device``; VAEs to the CPU, whence their owner (``vae.staging``) takes them.
 
     Args:
         dtype: compute type; modules that diffusers keeps in fp32 stay so.
@@ -79,7 +79,8 @@ def load_models(
     }
     progress = _Progress(on_bytes, sum(part.bytes for part in built.values()))
     for name, part in built.items():
-        setattr(models, name, part.fill(device=device, dtype=dtype, progress=progress))
+        where = torch.device("cpu") if name in VAES else device
+        setattr(models, name, part.fill(device=where, dtype=dtype, progress=progress))
     return models
 
 
