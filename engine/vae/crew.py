@@ -88,7 +88,7 @@ class VaeCrew:
     def free(self) -> None:
         """Give back memory that nobody uses at the moment."""
         self.workspace.release()
-        free_caches(self.mesh.device)
+        free_caches()
 
     def finish(self) -> None:
         """End a call: take the VAE out, and release what need not be kept."""

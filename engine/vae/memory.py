@@ -34,10 +34,10 @@ def attempt(call: Callable[[], _T]) -> _T | None:
     return None
 
 
-def free_caches(device: torch.device) -> None:
+def free_caches() -> None:
     """Give back what nobody uses: Python's cycles and the device allocator's blocks."""
     gc.collect()
-    if device.type != "cpu":
+    if torch.accelerator.is_available():
         torch.accelerator.empty_cache()
 
 

@@ -171,7 +171,7 @@ def _fitting_batch(vae: Any, grid: Grid, crew: VaeCrew, ratio: int) -> int:
         return 1
     fits = _LARGEST_BATCH
     if vae is not None:
-        free_caches(device)
+        free_caches()
         decoder = vae.decoder
         pixels = grid.rows.length * grid.columns.length
         tokens = (geometry.LATENTS_PER_CHUNK + OVERLAP) * pixels // ratio**2

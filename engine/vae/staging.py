@@ -133,7 +133,7 @@ class VaeStaging:
         if arrived:
             self._inside.append(name)
         else:
-            free_caches(self._device)
+            free_caches()
         return arrived
 
     def _bring_all(self) -> bool:
@@ -144,7 +144,7 @@ class VaeStaging:
         for name in self._inside:
             self._homes[name].come_back()
         self._inside.clear()
-        free_caches(self._device)
+        free_caches()
         return False
 
 
