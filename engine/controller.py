@@ -342,6 +342,7 @@ class Controller:
             return
         self._phase, self._progress, self._ranks = "restarting", None, {}
         self.stats.restarts += 1
+        self.stats.gather_workspace_bytes = 0
         job, self._running = self._running, None
         if job is not None:
             self._end(

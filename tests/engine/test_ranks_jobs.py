@@ -196,6 +196,33 @@ def test_memory_that_runs_out_while_decoding_leaves_the_latents(fleet: Fleet) ->
     assert_serves_the_next_job(fleet)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_runs_out_of_memory_once_while_decoding_tries_again(fleet: Fleet, rank: int) -> None:
+    with fleet.fault(rank=rank, module="MiniMaxH3VideoViTDecoder3d", call=0, do="oom"):
+        # Two tiles, one a rank.
+        ended = fleet.run({**SMALL, "width": 288})
+    assert ended.error is None
+    assert ended.facts["frames"] == 22
+    assert "one by one" in fleet.log
+
+
+def test_both_ranks_decode_and_the_error_of_either_is_told(fleet: Fleet) -> None:
+    ended = None
+    with fleet.fault(rank=1, module="MiniMaxH3VideoViTDecoder3d", do="oom"):
+        ended = fleet.run({**SMALL, "width": 288})
+    assert ended.error is not None
+    details = ended.error["details"]
+    assert (ended.error["code"], details["stage"], details["rank"]) == ("out_of_memory", "decode_video", 1)
+    assert details["held"]["vae"] > 0
+    assert len(ended.outputs("latents")) == 1
+    assert_serves_the_next_job(fleet)
+
+
+def test_gather_buffers_are_kept_and_told_of(fleet: Fleet) -> None:
+    first, again = (fleet.run(SMALL).messages[-1]["gather_workspace_bytes"] for _ in range(2))
+    assert first == again > 0
+
+
 def test_failed_jobs_leave_no_open_files_or_threads_behind(fleet: Fleet) -> None:
     def held() -> list[int]:
         ranks = descendants(fleet.process.pid)

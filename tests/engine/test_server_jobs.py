@@ -56,6 +56,9 @@ def test_what_the_routes_answer_is_on_the_protocols_page(engine: EngineProcess) 
     metrics = engine.fetch("/metrics")[2].decode()
     families = set(re.findall(r"# TYPE (\w+)", metrics)) - {"h3_engine_stage_seconds"}
     assert {name for name in families if name not in PAGE} == set()
+    kept = re.search(r"^h3_engine_gather_workspace_bytes (\d+)$", metrics, re.M)
+    assert kept is not None
+    assert int(kept[1]) > 0
 
 
 async def test_the_example_of_the_protocols_page_makes_a_video(engine: EngineProcess, tmp_path: Path) -> None:
