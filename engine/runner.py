@@ -20,9 +20,11 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from .contract import latent_file
 from .contract.errors import EngineError, JobCancelled, JobError, RequestError
 from .contract.messages import STAGES_OF, Decode, Denoise, Echo, EncodePrompt, Generate, Request, parse_request
 from .frames import FrameSink, Mp4Frames, TensorFrames
+from .health import describe_latents
 from .models.bundle import Models
 from .outputs import Outputs
 from .parallel.agreement import CONSEQUENCE, Agreement
@@ -157,6 +159,8 @@ class _Job:
 
     def _boundary(self) -> None:
         """Meet the other ranks with nothing left to do on any device; see `StageContext.boundary`."""
+        # Here and nowhere else: the others wait in a group that never times out.
+        self._outputs.wait_for_room()
         self._wait_for_device()
         self._agreement.settle()
         self._mesh.dirty = False
@@ -227,7 +231,8 @@ class _Job:
                 pad_seq_len=request.pad_seq_len,
             )
             self._boundary()
-        self._outputs.tensors("latents", vars(latents))
+        metadata = latent_file.describe(latents.video.shape[2], seed=request.seed)
+        self._outputs.tensors("latents", vars(latents), metadata=metadata)
         return latents
 
     def _decode(self, latents: Latents, request: Decode | Generate) -> dict[str, Any]:
@@ -240,7 +245,11 @@ class _Job:
         return frames.facts()
 
     def _frame_sink(self, latents: Latents, audio: torch.Tensor | None, request: Decode | Generate) -> FrameSink:
-        if request.container == "mp4":
-            return Mp4Frames(self._outputs, audio)
         chunks = count_chunks(latents.video.shape[2])
-        return TensorFrames(self._outputs, audio, chunks=chunks, dtype=request.frame_dtype)
+
+        def describe() -> str:
+            return describe_latents(latents.video, latents.audio)
+
+        if request.container == "mp4":
+            return Mp4Frames(self._outputs, audio, chunks=chunks, describe=describe)
+        return TensorFrames(self._outputs, audio, chunks=chunks, dtype=request.frame_dtype, describe=describe)

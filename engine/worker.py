@@ -26,6 +26,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistStoreError
 
+from .backlog import Backlog
 from .checkpoint import COMPONENTS_OF, open_checkpoint
 from .contract.errors import ConfigError, EngineError
 from .devices import pick_device, pick_dtype, share_cores
@@ -103,6 +104,7 @@ class Relay:
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._cancel = threading.Event()
         self._job_id: str | None = None
+        self._backlog = Backlog(self._cancel.is_set)
         self._told = 0.0
 
     def start(self) -> None:
@@ -113,16 +115,25 @@ class Relay:
         for message in self._link.messages():
             if message["op"] == "cancel":
                 if message["job_id"] == self._job_id:
-                    self._cancel.set()
+                    self._stop_job()
+                continue
+            if message["op"] == "taken":
+                if message["job_id"] == self._job_id:
+                    self._backlog.take()
                 continue
             if message["op"] == "run":
+                self._backlog = Backlog(self._cancel.is_set)
                 self._job_id = message["job_id"]
             if message["op"] == "stop":
-                self._cancel.set()
+                self._stop_job()
             self._inbox.put(message)
         logger.info("the controller closed the link")
-        self._cancel.set()
+        self._stop_job()
         self._inbox.put({"op": "stop"})
+
+    def _stop_job(self) -> None:
+        self._cancel.set()
+        self._backlog.wake()
 
     def commands(self) -> Iterator[Command]:
         """Yield jobs until told to stop; each is published for the other ranks first."""
@@ -142,7 +153,7 @@ class Relay:
 
     def begin(self, command: Command) -> Outputs:
         """Return where the job's outputs go."""
-        return RelayOutputs(self._link, command["job_id"], Path(command["folder"]))
+        return RelayOutputs(self._link, command["job_id"], Path(command["folder"]), self._backlog)
 
     def end(self, command: Command, result: JobResult, *, workspace: int) -> None:
         """Tell that all ranks ended the job, and the bytes of gather buffers that this one keeps."""

@@ -229,10 +229,23 @@ class Resume:
     after: int = 0
 
 
-TO_ENGINE: dict[str, type[Any]] = {"submit": Submit, "cancel": Cancel, "resume": Resume}
+@dataclass(frozen=True)
+class Received:
+    """The client has all events up to ``after``, with their bytes: chunks of ``frames`` among them may be deleted.
+
+    Attributes:
+        job_id: the job.
+        after: the last event number that arrived; `Resume` cannot go back before it any more.
+    """
+
+    job_id: str
+    after: int
 
 
-def parse_to_engine(data: Mapping[str, Any]) -> Submit | Cancel | Resume:
+TO_ENGINE: dict[str, type[Any]] = {"submit": Submit, "cancel": Cancel, "resume": Resume, "received": Received}
+
+
+def parse_to_engine(data: Mapping[str, Any]) -> Submit | Cancel | Resume | Received:
     """Read a client's message strictly.
 
     Raises:
@@ -248,7 +261,7 @@ def parse_to_engine(data: Mapping[str, Any]) -> Submit | Cancel | Resume:
             value=kind,
             remedy=f"Use one of {', '.join(TO_ENGINE)}.",
         )
-    message: Submit | Cancel | Resume = parse_object(cls, data, path="", skip=("type",))
+    message: Submit | Cancel | Resume | Received = parse_object(cls, data, path="", skip=("type",))
     return message
 
 
@@ -312,7 +325,8 @@ class Output:
     """A piece of the result; its bytes follow as ``parts``.
 
     Attributes:
-        name: ``conditioning``, ``latents``, ``frames``, ``audio``, ``video`` or, for ``echo``, the input's name.
+        name: ``conditioning``, ``latents``, ``frames``, ``audio``, ``preview``, ``video`` or, for ``echo``, the
+            input's name.
         index: 0, 1, … among the pieces of this name (``frames`` come chunk by chunk, to be joined in this order).
         last: whether it is the last piece of this name.
         format: ``safetensors`` or ``mp4``.

@@ -147,7 +147,7 @@ class Fleet:
     def finish(
         self, job_id: str, *, timeout: float = 60, on_message: Callable[[Message], None] = lambda message: None
     ) -> Ended:
-        """Collect what the job says until it ends."""
+        """Collect what the job says until it ends; chunks of frames count as taken at once."""
         ended = Ended()
         limit = time.monotonic() + timeout
         while not ended.messages or ended.messages[-1]["op"] != "end":
@@ -155,6 +155,8 @@ class Fleet:
             assert message["op"] != "lost", f"rank 0 left during the job; log:\n{self.log[-4000:]}"
             assert message["job_id"] == job_id
             ended.messages.append(message)
+            if message["op"] in ("output", "movie") and message["name"] == "frames":
+                self.send({"op": "taken", "job_id": job_id})
             on_message(message)
         return ended
 
