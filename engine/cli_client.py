@@ -1,4 +1,4 @@
-"""``generate``, ``status`` and ``ping``: the commands that ask a running engine.
+"""``generate``, ``decode``, ``status`` and ``ping``: the commands that ask a running engine.
 
 They raise the engine's typed errors; `cli.main` turns them into words and an exit status.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from . import env
+from .cli_latents import LatentsKeeper, add_keep_latents, add_latents, latents_of
 from .cli_output import ProgressBar, say, tell
 from .client import EngineClient
 from .config import DEFAULT_PORT, absolute_path
@@ -47,6 +48,14 @@ def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=DEFAULT_STEPS, help=steps)
     parser.add_argument("--seed", type=int, default=0, help="0 to 2^64 - 1 (default: %(default)s)")
     parser.add_argument("--pad-seq-len", type=int, metavar="ROWS", help="rows to pad the sequence to, a multiple of 64")
+    add_keep_latents(parser)
+    add_output(parser, "output.mp4")
+
+
+def add_decode_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``decode``."""
+    add_url(parser)
+    add_latents(parser)
     add_output(parser, "output.mp4")
 
 
@@ -97,29 +106,56 @@ def run_generate(arguments: argparse.Namespace) -> int:
             remedy='Give one: --prompt "A red fox in the snow".',
         )
     output = output_of(arguments)
-    path = asyncio.run(generate(_client(arguments), request_of(arguments), output))
+    keeper = LatentsKeeper(output, arguments.keep_latents)
+    path = asyncio.run(generate(_client(arguments), request_of(arguments), output, keeper=keeper))
     say(str(path))
     return 0
 
 
-async def generate(client: EngineClient, request: Mapping[str, Any], output: Path) -> Path:
+def run_decode(arguments: argparse.Namespace) -> int:
+    """Decode latents to one video and say its path."""
+    latents, output = latents_of(arguments), output_of(arguments)
+    request = {"task": "decode", "container": "mp4"}
+    path = asyncio.run(generate(_client(arguments), request, output, {"latents": latents}))
+    say(str(path))
+    return 0
+
+
+async def generate(
+    client: EngineClient,
+    request: Mapping[str, Any],
+    output: Path,
+    parts: Mapping[str, Path] | None = None,
+    *,
+    keeper: LatentsKeeper | None = None,
+) -> Path:
     """Run ``request`` with a progress bar and put its MP4 at ``output``; return it.
+
+    Args:
+        parts: part name → file.
+        keeper: of the latents; None: they are left beside ``output`` when the job fails.
 
     Raises:
         EngineError: the job's error.
         ConfigError: ``output`` cannot be written; found out before the job starts.
     """
     bar = ProgressBar()
+    keeper = keeper or LatentsKeeper(output)
     try:
         scratch = tempfile.TemporaryDirectory(prefix=".h3-engine-", dir=output.parent)
     except OSError as error:
         raise ConfigError(
             "config_bad_value", f"The output cannot be written: {error}", field="output", value=str(output)
         ) from error
-    with scratch as folder, contextlib.closing(bar):
+
+    def take(event: Mapping[str, Any]) -> None:
+        keeper.take(event)
+        bar.take(event)
+
+    with scratch as folder, keeper, contextlib.closing(bar):
         async with client:
             await _wait_until_loaded(client, bar)
-            outcome = await client.run(request, folder=Path(folder), on_event=bar.take)
+            outcome = await client.run(request, folder=Path(folder), inputs=parts, on_event=take)
         outcome.outputs["video"][0].replace(output)
     return output
 

@@ -6,7 +6,6 @@ Raises AssertionError when the ranks do not do what the test waits for; `Fleet.l
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import queue
 import shutil
@@ -24,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.link import decode_line, encode_line
+from tests.support.engine_process import FAULTS, planted
 
 ROOT = Path(__file__).resolve().parents[2]
-FAULTS = Path(__file__).resolve().parent / "rank_faults"
 Message = dict[str, Any]
 
 
@@ -167,11 +166,8 @@ class Fleet:
     @contextlib.contextmanager
     def fault(self, **what: Any) -> Iterator[None]:
         """Plant a fault in the ranks for the time of the block; see ``rank_faults/sitecustomize.py``."""
-        self.fault_file.write_text(json.dumps(what))
-        try:
+        with planted(self.fault_file, what):
             yield
-        finally:
-            self.fault_file.unlink()
 
     def stop(self) -> int:
         """Stop by the link, as the controller does; return the exit status."""
