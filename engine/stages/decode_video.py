@@ -36,7 +36,7 @@ def decode_video(ctx: StageContext, video: torch.Tensor) -> Iterator[torch.Tenso
     mean, std = _channels(_PIXEL_MEAN, ctx), _channels(_PIXEL_STD, ctx)
     pieces = decode_frames(ctx.vaes, latents, boundary=ctx.boundary, ratio=ctx.models.facts.spatial_ratio)
     for index, pixels in enumerate(pieces):
-        frames = (pixels.float() * std + mean).clamp(0, 1)  # [1, 3, f, H, W]
+        frames = (pixels.float() * std).add_(mean).clamp_(0, 1)  # [1, 3, f, H, W]
         yield frames[0].permute(1, 2, 3, 0).contiguous()
         ctx.report(index + 1, total)
 
@@ -48,4 +48,4 @@ def _channels(values: tuple[float, ...], ctx: StageContext) -> torch.Tensor:
 
 def to_uint8(frames: torch.Tensor) -> torch.Tensor:
     """Round pictures 0..1 to bytes as diffusers does (half to even); what is not a number becomes 0."""
-    return (frames.nan_to_num(nan=0.0) * 255).round().to(torch.uint8)
+    return frames.nan_to_num(nan=0.0).mul_(255).round_().to(torch.uint8)

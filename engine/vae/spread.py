@@ -1,7 +1,7 @@
 """Decoding and encoding pictures with diffusers' video VAE, in units of one tile of one chunk, on all ranks.
 
 Promise: in fp32 the results are bit-equal to ``AutoencoderKLMiniMaxH3.decode`` and ``encode`` with the same tiles, on
-any number of ranks, for every length that those take; shorter videos decode too. The VAE's own blending is used. Only
+any number of ranks, for every length that those take; shorter videos decode too. Only
 what is needed of a tile travels, in the type in which it was computed. Every rank calls with the same arguments; the
 answering rank gets the result. Raises what `crew.collect` and the staging raise.
 
@@ -22,7 +22,7 @@ from ..parallel.collectives import collect_json
 from .chunks import OVERLAP, count_chunks
 from .crew import VaeCrew, Work, collect
 from .memory import free_caches
-from .tiles import Grid
+from .tiles import Grid, fade_in
 
 _HEAD = geometry.FRAMES_PER_CHUNK
 _TAIL = geometry.MIN_FRAMES
@@ -49,7 +49,7 @@ def decode_frames(
     try:
         with crew.staging.bring("vae", stage="decode_video") as vae:
             work = _decoding(vae, latents, grid, ratio=ratio, batch=batch or _fitting_batch(vae, grid, crew, ratio))
-            yield from _joined(vae, grid, collect(work, crew, boundary=boundary), latents.shape[2])
+            yield from _joined(grid, collect(work, crew, boundary=boundary), latents.shape[2])
     finally:
         crew.finish()
 
@@ -73,7 +73,7 @@ def encode_pixels(
         with crew.staging.bring("vae", stage="encode_media") as vae:
             work = _encoding(vae, pixels, grid, clips=clips, ratio=ratio)
             stitched = [
-                grid.stitch(vae, tiles, scale=ratio) for tiles in collect(work, crew, boundary=boundary)
+                grid.stitch(tiles, scale=ratio) for tiles in collect(work, crew, boundary=boundary)
             ]  # of [2C, t, h, w]
             if not crew.answers:
                 return None
@@ -136,28 +136,21 @@ def _encoding(vae: Any, pixels: torch.Tensor, grid: Grid, *, clips: int, ratio: 
     return Work("encode_media", clips, grid.count, shape, dtype, compute)
 
 
-def _joined(vae: Any, grid: Grid, chunks: Iterator[list[torch.Tensor]], latent_frames: int) -> Iterator[torch.Tensor]:
+def _joined(grid: Grid, chunks: Iterator[list[torch.Tensor]], latent_frames: int) -> Iterator[torch.Tensor]:
     """Yield the pictures of ``chunks`` of tiles, cross-faded; the last piece includes the overlap, then a cut."""
     total = count_chunks(latent_frames)
     left = geometry.frames_of_latents(latent_frames)
     overlap: torch.Tensor | None = None
     for index, tiles in enumerate(chunks):
-        piece, overlap = _blend(vae, grid.stitch(vae, tiles)[None], overlap, last=index == total - 1)
-        piece = piece[:, :, :left]
+        clip = grid.stitch(tiles)  # [3, 22, H, W]
+        if overlap is not None:
+            fade_in(overlap, clip, dim=-3)
+        last = index == total - 1
+        # The overlap is copied so that the clip can go.
+        overlap = None if last else clip[:, _HEAD:].clone()
+        piece = clip[None, :, : left if last else _HEAD]
         left -= piece.shape[2]
         yield piece
-
-
-@torch.no_grad()
-def _blend(
-    vae: Any, clip: torch.Tensor, overlap: torch.Tensor | None, *, last: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the pictures of a clip [1, 3, 22, H, W] and the 5 over which the next clip fades in."""
-    head, tail = clip[:, :, :_HEAD], clip[:, :, _HEAD:]
-    if overlap is not None:
-        head = vae._blend(overlap, head, vae.frame_overlap, dim=-3)
-    # The tail is copied so that the clip can go.
-    return (torch.cat([head, tail], dim=2) if last else head), tail.clone()
 
 
 def _fitting_batch(vae: Any, grid: Grid, crew: VaeCrew, ratio: int) -> int:
