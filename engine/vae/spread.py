@@ -48,7 +48,9 @@ def decode_frames(
     grid = Grid.cover(latents.shape[3] * ratio, latents.shape[4] * ratio, crew.tiles, ratio=ratio)
     try:
         with crew.staging.bring("vae", stage="decode_video") as vae:
-            work = _decoding(vae, latents, grid, ratio=ratio, batch=batch or _fitting_batch(vae, grid, crew, ratio))
+            if batch is None:
+                batch = _fitting_batch(vae, grid, crew, ratio=ratio, boundary=boundary)
+            work = _decoding(vae, latents, grid, ratio=ratio, batch=batch)
             yield from _joined(grid, collect(work, crew, boundary=boundary), latents.shape[2])
     finally:
         crew.finish()
@@ -153,7 +155,7 @@ def _joined(grid: Grid, chunks: Iterator[list[torch.Tensor]], latent_frames: int
         yield piece
 
 
-def _fitting_batch(vae: Any, grid: Grid, crew: VaeCrew, ratio: int) -> int:
+def _fitting_batch(vae: Any, grid: Grid, crew: VaeCrew, *, ratio: int, boundary: Callable[[], None]) -> int:
     """Return how many tiles every rank decodes at once: what half of the free memory of the fullest one holds.
 
     A tile's peak is its widest layer: per token the gated feed-forward (three times its width) and what attention
@@ -173,5 +175,7 @@ def _fitting_batch(vae: Any, grid: Grid, crew: VaeCrew, ratio: int) -> int:
         values = tokens * (3 * wide + 12 * width) + 3 * 3 * 4 * tokens * ratio**2
         free, _ = torch.accelerator.get_memory_info(device)
         fits = int(free // 2 // (values * torch.float32.itemsize))
+    # A rank that failed until here must not be waited for in the exchange that follows.
+    boundary()
     least: int = min(collect_json(fits, crew.mesh))
     return max(1, min(_LARGEST_BATCH, least))

@@ -5,6 +5,7 @@ One group of three ranks serves for one, two and three: the weights say who comp
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from engine.vae.crew import VaeCrew, build_crew
 from engine.vae.spread import decode_frames, encode_pixels
 from engine.vae.tiles import Grid
 from tests.support import stages
+from tests.support.memory import resident_bytes
 
 RATIO = 16
 WEIGHTS = {1: (1.0, 0.0, 0.0), 2: (1.0, 1.0, 0.0), 3: (1.0, 1.0, 1.0)}
@@ -201,7 +203,22 @@ def memory_that_runs_out_once(rank: Rank) -> None:
     assert rank.crew.staging.inside == ()
 
 
+def soak(rank: Rank) -> None:
+    """Requests of changing geometry grow nothing on any rank."""
+    rank.crew = build_crew(rank.models, rank.mesh, VaeOptions(vae_tile=64, vae_tile_overlap=16, gather_workspace_mb=1))
+    held = []
+    for request in range(150):
+        height, width = 32 + 16 * (request % 3), 32 + 16 * (request % 5)
+        rank.decode(noise((height, width), (5, 22)[request % 2]), rank.crew)
+        assert rank.crew.workspace.bytes <= 10**6
+        if request % 30 == 29:
+            gc.collect()
+            held.append(resident_bytes())
+    assert max(held[2:]) - held[1] < 8e6, held
+
+
 CASES = (
+    soak,
     decoding,
     decoding_five_frames,
     encoding,
