@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 
 from ..engine.contract.errors import EngineDeadError, EngineError
 from ..engine.contract.limits import ModelFacts
-from ..engine.contract.messages import Event, Request, StageFinished, StageStarted, Step, Warned
+from ..engine.contract.messages import Event, Output, Request, StageFinished, StageStarted, Step, Warned
 from . import host
 from .address import Address, get_json
 from .client import Job, Result
+from .convert import ImageStream, piece_to_preview
 from .launcher import EngineSpec, LocalEngine, engine_for, using
 from .texts import event_text, loading_text
 
@@ -53,9 +54,18 @@ async def ready_engine(spec: EngineSpec) -> ReadyEngine:
 
 
 async def run_job(
-    spec: EngineSpec, request: Request, parts: Mapping[str, bytes] | None = None, *, notes: Sequence[str] = ()
+    spec: EngineSpec,
+    request: Request,
+    parts: Mapping[str, bytes] | None = None,
+    *,
+    notes: Sequence[str] = (),
+    images: ImageStream | None = None,
 ) -> Result:
-    """Run a job on the engine of ``spec``; ``notes`` are shown on the node beside the engine's warnings.
+    """Run a job on the engine of ``spec``; pictures of what is decoded are shown on the node as they come.
+
+    Args:
+        notes: shown on the node beside the engine's warnings.
+        images: takes the frames as they arrive, which are then not in the result.
 
     Raises:
         EngineError: the job's error, or why the engine cannot be used.
@@ -64,7 +74,7 @@ async def run_job(
     for note in notes:
         shown.note(note)
     with using(spec):
-        return await _interruptible(_run(spec, request, parts or {}, shown))
+        return await _interruptible(_run(spec, request, parts or {}, shown, images))
 
 
 async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
@@ -141,9 +151,25 @@ def _facts(info: Mapping[str, Any]) -> ModelFacts:
     return ModelFacts(**{name: value for name, value in facts.items() if name in known})
 
 
-async def _run(spec: EngineSpec, request: Request, parts: Mapping[str, bytes], shown: _Shown) -> Result:
+async def _run(
+    spec: EngineSpec, request: Request, parts: Mapping[str, bytes], shown: _Shown, images: ImageStream | None
+) -> Result:
     engine = await _ready(spec, shown)
-    job = Job(engine.address, request, parts, on_event=shown.take, given_up=lambda: _exited(engine.local))
+
+    async def take_piece(output: Output, data: bytearray, facts: Mapping[str, Any]) -> bool:
+        if output.name == "preview":
+            picture = piece_to_preview(data)
+        elif output.name == "frames" and images is not None:
+            picture = images.take(output.index, data, total=facts["frames"])
+        else:
+            return False
+        await shown.display.preview(picture)
+        return True
+
+    def exited() -> EngineError | None:
+        return _exited(engine.local)
+
+    job = Job(engine.address, request, parts, on_event=shown.take, given_up=exited, on_piece=take_piece)
     try:
         result = await job.run()
     except EngineError as error:

@@ -7,6 +7,7 @@ from comfy_api.latest import ComfyExtension, io
 from .decode import H3EngineDecode, H3EngineDecodeToVideo
 from .encode import H3EngineTextEncode
 from .engine import H3EngineConnect
+from .latent_files import H3EngineLoadLatent, H3EngineSaveLatent
 from .latents import H3EngineEmptyLatent
 from .sample import H3EngineSampler
 
@@ -23,4 +24,6 @@ class H3EngineExtension(ComfyExtension):  # type: ignore[misc]
             H3EngineSampler,
             H3EngineDecode,
             H3EngineDecodeToVideo,
+            H3EngineSaveLatent,
+            H3EngineLoadLatent,
         ]

@@ -2,7 +2,8 @@
 
 The part ``latents`` of a result is such a file, ``h3-engine decode`` takes one, and the nodes save and load them.
 Tensors: ``video`` [1, C, T, H/16, W/16] and ``audio`` [1, Ca, 2, A], normalised; ``video_mask`` [1, 1, T, H/16, W/16]
-and ``audio_mask`` [1, 1, 2, A], 1 = to be made anew. Metadata: `describe`. Raises `RequestError` ``bad_tensor``.
+and ``audio_mask`` [1, 1, 2, A], or one ``noise_mask`` of any shape for the video alone, 1 = to be made anew. Metadata:
+`describe`. Raises `RequestError` ``bad_tensor``.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from .errors import RequestError
 from .framing import TensorInfo, read_header
 from .version import ENGINE_VERSION
 
-STREAMS = ("video", "audio")
 METADATA = "minimax_h3_latent"
 """The one entry of the metadata."""
 MASKS = ("video_mask", "audio_mask")
-_DIMENSIONS = {"video": 5, "audio": 4, "video_mask": 5, "audio_mask": 4}
+PLAIN_MASK = "noise_mask"
+_DIMENSIONS = {"video": 5, "audio": 4}
 
 
 def describe(latent_frames: int, *, seed: int | None = None) -> dict[str, str]:
@@ -55,13 +56,12 @@ def read_latent_header(file: BinaryIO, length: int, *, field: str) -> Mapping[st
         RequestError: it is no safetensors file, or holds no MiniMax-H3 latent.
     """
     header = read_header(file, length, field=field)
-    missing = [name for name in STREAMS if name not in header]
-    wrong = [name for name, rank in _DIMENSIONS.items() if name in header and len(header[name].shape) != rank]
-    if missing or wrong:
+    wrong = [name for name, rank in _DIMENSIONS.items() if name not in header or len(header[name].shape) != rank]
+    if wrong:
         shown = ", ".join(f"{name} {list(info.shape)}" for name, info in header.items()) or "nothing"
         raise RequestError(
             "bad_tensor",
-            f"The file holds no MiniMax-H3 latent: {', '.join([*missing, *wrong])} missing or of another shape.",
+            f"The file holds no MiniMax-H3 latent: {' and '.join(wrong)} missing or of another shape.",
             field=field,
             value=shown,
             remedy="Use a file of H3EngineSaveLatent, or one that h3-engine generate kept.",

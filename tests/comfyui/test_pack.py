@@ -22,6 +22,8 @@ NODE_IDS = (
     "H3EngineSampler",
     "H3EngineDecode",
     "H3EngineDecodeToVideo",
+    "H3EngineSaveLatent",
+    "H3EngineLoadLatent",
 )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from engine.client import Channel, EngineClient
 from engine.contract.errors import JobError
 from engine.contract.geometry import audio_latents, latent_frames
-from tests.support.engine_process import EngineProcess
+from tests.support.engine_process import ROOT, EngineProcess
 from tests.support.jobs import QUICK, events_until_final, new_id
 from tests.support.video import video_facts
 
@@ -168,8 +170,9 @@ async def test_the_answering_rank_needs_no_more_memory_for_the_pictures_of_a_lon
         outcome = await client.run(request_, inputs={"latents": latents}, folder=tmp_path, on_event=reset)
         growth[frames] = memory_of(pid, "VmHWM") - before
         assert outcome.facts["frames"] == frames
-    # The pictures of 238 more frames alone are 12 MB as bytes and 47 MB as floats.
-    assert growth[362] - growth[124] < 4_000_000, growth
+    # The pictures of 238 more frames alone are 12 MB as bytes and 47 MB as floats; their sound, which is whole, 2.5 MB
+    # and a copy while it is given.
+    assert growth[362] - growth[124] < 8_000_000, growth
 
 
 async def test_a_decoding_that_is_killed_midway_leaves_the_latents_usable(
@@ -188,6 +191,38 @@ async def test_a_decoding_that_is_killed_midway_leaves_the_latents_usable(
     engine.wait_for("ready")
     outcome = await client.run(MP4, inputs={"latents": latents}, folder=tmp_path)
     assert video_facts(outcome.outputs["video"][0]).frames == 22
+
+
+def generate(engine: EngineProcess, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line's ``generate`` for a small video ``fox.mp4``."""
+    words = ("--prompt", "a fox", "--frames", "22", "--width", "32", "--height", "32", "--steps", "1")
+    return run_cli(engine, "generate", *words, "-o", str(folder / "fox.mp4"), *options)
+
+
+def run_cli(engine: EngineProcess, command: str, *options: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "engine", command, "--url", engine.url, *options]
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_command_line_keeps_latents_whose_decoding_failed_and_decodes_them_again(
+    engine: EngineProcess, tmp_path: Path
+) -> None:
+    with engine.fault(module=DECODER, do="oom"):
+        done = generate(engine, tmp_path)
+    assert done.returncode == 3
+    kept = tmp_path / "fox.latents.safetensors"
+    assert list(tmp_path.iterdir()) == [kept]
+    assert f"h3-engine decode --latents {kept}" in done.stderr
+    done = run_cli(engine, "decode", "--latents", str(kept), "-o", str(tmp_path / "again.mp4"))
+    assert (done.returncode, done.stdout.strip()) == (0, str(tmp_path / "again.mp4")), done.stderr
+    assert video_facts(tmp_path / "again.mp4").frames == 22
+
+
+def test_the_command_line_keeps_latents_when_asked(engine: EngineProcess, tmp_path: Path) -> None:
+    done = generate(engine, tmp_path, "--keep-latents", str(tmp_path / "fox.safetensors"))
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fox.mp4", "fox.safetensors"]
+    assert load_file(tmp_path / "fox.safetensors")["video"].shape == (1, 24, 7, 2, 2)
 
 
 async def test_memory_that_runs_out_in_decoding_names_its_holders_and_where_the_latents_are(
