@@ -14,7 +14,7 @@ from tests.support.comfyui import PACK_NAME, ComfyUI
 pytestmark = pytest.mark.comfyui
 
 SNAPSHOT = Path(__file__).with_name("schemas.json")
-TEMPLATES = ("t2va", "t2va_parallel")
+TEMPLATES = ("keep_latent", "t2va", "t2va_parallel")
 NODE_IDS = (
     "H3EngineConnect",
     "H3EngineTextEncode",
