@@ -19,12 +19,12 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..engine.contract.errors import ConfigError, EngineError, JobError, error_from_dict
 from ..engine.contract.fields import parse_json
 from ..engine.contract.framing import pack_slice, slices, unpack_slice
-from ..engine.contract.messages import Done, Event, Failed, Output, Part, Resume, Submit, event_from_dict
+from ..engine.contract.messages import Done, Event, Failed, Output, Part, Received, Resume, Submit, event_from_dict
 from ..engine.contract.requests import Request, request_to_dict
 from ..engine.contract.version import PROTOCOL_VERSION
 from .address import Address, refusal, unreachable
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _RESUME_SECONDS = 30.0
 _RETRY_SECONDS = 0.5
 _CLOSE_SECONDS = 5.0
+PieceHandler: TypeAlias = Callable[[Output, bytearray, Mapping[str, Any]], Awaitable[bool]]
 _UPLOAD = 1
 """Number of our one message with parts."""
 
@@ -73,6 +74,8 @@ class Job:
         parts: part name → safetensors bytes.
         on_event: awaited with each event, in order.
         given_up: returns why waiting for the engine is in vain (it exited), else None.
+        on_piece: awaited with each piece once it is whole, and the facts known by then; returns whether it took the
+            piece, which is then not kept for the result.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class Job:
         *,
         on_event: Callable[[Event], Awaitable[None]],
         given_up: Callable[[], EngineError | None] = lambda: None,
+        on_piece: PieceHandler | None = None,
     ) -> None:
         self.job_id = str(uuid.uuid4())
         self._address = address
@@ -90,6 +94,7 @@ class Job:
         self._parts = parts
         self._on_event = on_event
         self._given_up = given_up
+        self._on_piece = on_piece
         self._lost_since: float | None = None
         self._submitted = False
         self._known = False
@@ -170,7 +175,9 @@ class Job:
     async def _listen(self, socket: ClientConnection) -> Done:
         async for frame in socket:
             if isinstance(frame, bytes):
-                self._take(frame)
+                if await self._take(frame):
+                    # The engine holds its next chunks back until some are gone.
+                    await self._send(socket, "received", Received(self.job_id, self._after))
                 continue
             data = parse_json(frame)
             event = event_from_dict(data)
@@ -209,7 +216,8 @@ class Job:
         if not self._incoming:
             self._after = self._latest
 
-    def _take(self, frame: bytes) -> None:
+    async def _take(self, frame: bytes) -> bool:
+        """Take a slice; return whether its piece is whole now and others of its name follow."""
         message, _, offset, payload = unpack_slice(frame)
         incoming = self._incoming.get(message)
         if incoming is None or offset != incoming.received or offset + len(payload) > len(incoming.data):
@@ -220,7 +228,7 @@ class Job:
         incoming.digest.update(payload)
         incoming.received += len(payload)
         if incoming.received < len(incoming.data):
-            return
+            return False
         part = incoming.output.parts[0]
         if incoming.digest.hexdigest() != part.sha256:
             raise JobError(
@@ -230,9 +238,11 @@ class Job:
                 remedy="Run the graph again.",
             )
         del self._incoming[message]
-        place = (incoming.output.output, incoming.output.index)
-        self._pieces.setdefault(incoming.output.name, {})[place] = incoming.data
+        if self._on_piece is None or not await self._on_piece(incoming.output, incoming.data, self._facts):
+            place = (incoming.output.output, incoming.output.index)
+            self._pieces.setdefault(incoming.output.name, {})[place] = incoming.data
         self._confirm()
+        return not incoming.output.last
 
 
 def _joined(known: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ Raises `RequestError` naming the node's input.
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -123,18 +123,42 @@ def whole_frames(video: torch.Tensor) -> int:
     return frames_of_latents(latents)
 
 
-def pieces_to_images(pieces: Sequence[bytearray]) -> torch.Tensor:
-    """Return the pieces of ``frames`` (uint8, or float32 in 0..1) as IMAGE: float32 [F, H, W, 3] in 0..1."""
-    chunks = [_only(piece, "frames") for piece in pieces]
-    images = torch.empty((sum(map(len, chunks)), *chunks[0].shape[1:]))
-    start = 0
-    for chunk in chunks:
-        target = images[start : start + len(chunk)]
+class ImageStream:
+    """The pictures of one video, put together while its chunks arrive."""
+
+    def __init__(self) -> None:
+        self._images: torch.Tensor | None = None
+        self._ends = {-1: 0}
+
+    def take(self, index: int, piece: bytearray, *, total: int) -> torch.Tensor:
+        """Put chunk ``index`` (uint8, or float32 in 0..1) in its place; chunks come in order, a repeated one is let be.
+
+        Args:
+            total: pictures of the whole video.
+
+        Returns:
+            the chunk's last picture [H, W, 3], as it came.
+        """
+        chunk = _only(piece, "frames")
+        if self._images is None:
+            self._images = torch.empty((total, *chunk.shape[1:]))
+        start = self._ends[index - 1]
+        self._ends[index] = start + len(chunk)
+        target = self._images[start : start + len(chunk)]
         target.copy_(chunk)
         if chunk.dtype == torch.uint8:
             target.div_(255)
-        start += len(chunk)
-    return images
+        return chunk[-1]
+
+    def images(self) -> torch.Tensor:
+        """Return IMAGE: float32 [F, H, W, 3] in 0..1."""
+        assert self._images is not None
+        return self._images
+
+
+def piece_to_preview(piece: bytearray) -> torch.Tensor:
+    """Return the piece of ``preview``: uint8 [h, w, 3]."""
+    return _only(piece, "preview")
 
 
 def piece_to_audio(piece: bytearray, sample_rate: int) -> dict[str, Any]:

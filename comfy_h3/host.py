@@ -1,7 +1,7 @@
 """The few things of ComfyUI that this pack uses outside of its nodes, for ComfyUI 0.3.75 and later.
 
 Everything else in `comfy_h3` except the nodes knows nothing of ComfyUI and is tested without it. Raises ComfyUI's own
-interrupt from `raise_if_interrupted` (an `Exception` on 0.3.75, a `BaseException` later), and nothing else.
+interrupt from `raise_if_interrupted` (an `Exception` on 0.3.75, a `BaseException` later), and `RequestError`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ from typing import Any
 
 import comfy.model_management
 import folder_paths
+import torch
+from comfy.cli_args import args
 from comfy.nested_tensor import NestedTensor
 from comfy_api.latest import ComfyAPI, InputImpl
 from comfy_execution.utils import get_executing_context
+from PIL import Image
 from server import PromptServer
 
+from ..engine.contract.errors import RequestError
 from .media import may_be_trimmed
 
 log = logging.getLogger(__name__)
@@ -28,6 +32,10 @@ log = logging.getLogger(__name__)
 Interrupted: type[BaseException] = comfy.model_management.InterruptProcessingException
 _TOKEN_SETTING = "H3Engine.Token"
 _PROGRESS_SCALE = 1000
+_OUTPUT = " [output]"
+"""How ComfyUI marks the name of a file in its output folder."""
+_PREVIEW_SIDE = 512
+"""Longest side of a picture shown while a node works, pixels, roughly: every n-th pixel is taken."""
 _api = ComfyAPI()
 _execution = getattr(_api, "execution", None) or ComfyAPI.Execution()
 
@@ -54,6 +62,16 @@ class NodeDisplay:
             await _execution.set_progress(
                 round(self._progress * _PROGRESS_SCALE), _PROGRESS_SCALE, node_id=self._node_id
             )
+
+    async def preview(self, picture: torch.Tensor) -> None:
+        """Show ``picture`` [H, W, 3], uint8 or float32 in 0..1, on the node while it works."""
+        if self._node_id is None:
+            return
+        step = -(-max(picture.shape[:2]) // _PREVIEW_SIDE)
+        small = picture[::step, ::step]
+        small = small if small.dtype == torch.uint8 else (small * 255).round().to(torch.uint8)
+        value, image = round(self._progress * _PROGRESS_SCALE), Image.fromarray(small.contiguous().numpy())
+        await _execution.set_progress(value, _PROGRESS_SCALE, node_id=self._node_id, preview_image=image)
 
 
 def raise_if_interrupted() -> None:
@@ -86,6 +104,64 @@ def video_file(video: Any) -> str | BytesIO | None:
 def engine_home() -> Path:
     """Return the folder for the engine's log and the demo checkpoint, in ComfyUI's user folder."""
     return Path(folder_paths.get_user_directory()) / "h3_engine"
+
+
+def new_output(prefix: str, suffix: str) -> tuple[Path, dict[str, str]]:
+    """Return a new file's path in ComfyUI's output folder, and how ComfyUI's results name it.
+
+    Args:
+        prefix: the user's, of folders and the file's name. suffix: of the file's name.
+
+    Raises:
+        RequestError: ``out_of_range`` for a prefix that leads out of the folder.
+    """
+    base = folder_paths.get_output_directory()
+    try:
+        folder, name, counter, subfolder, _ = folder_paths.get_save_image_path(prefix, base)
+    except Exception as error:
+        raise RequestError(
+            "out_of_range",
+            f"No file can be made there: {error}",
+            field="filename_prefix",
+            value=prefix,
+            remedy="Use a name, or folders and a name, below ComfyUI's output folder.",
+        ) from error
+    file = f"{name}_{counter:05}_{suffix}"
+    while (Path(folder) / file).exists():
+        counter += 1
+        file = f"{name}_{counter:05}_{suffix}"
+    return Path(folder) / file, {"filename": file, "subfolder": subfolder, "type": "output"}
+
+
+def metadata_disabled() -> bool:
+    """Whether the user wants no workflow in the files (``--disable-metadata``)."""
+    return bool(args.disable_metadata)
+
+
+def stored_files(*, inputs: str, outputs: str) -> list[str]:
+    """Return the files of ComfyUI's input folder that end in ``inputs`` and those of its output folder in ``outputs``.
+
+    Returns:
+        names as ComfyUI writes them: ``a/b.x`` and ``a/b.x [output]``.
+    """
+    found = []
+    for mark, base in _stores().items():
+        suffix = outputs if mark else inputs
+        found += [path.relative_to(base).as_posix() + mark for path in sorted(base.rglob("*" + suffix))]
+    return found
+
+
+def stored_file(name: str) -> Path | None:
+    """Return the file of a name that `stored_files` may give; None when there is none inside the folder."""
+    mark = _OUTPUT if name.endswith(_OUTPUT) else ""
+    base = _stores()[mark]
+    path = Path(os.path.normpath(base / name.removesuffix(mark)))
+    return path if path.is_relative_to(base) and path.is_file() else None
+
+
+def _stores() -> dict[str, Path]:
+    input_folder, output_folder = folder_paths.get_input_directory(), folder_paths.get_output_directory()
+    return {mark: Path(os.path.abspath(base)) for mark, base in (("", input_folder), (_OUTPUT, output_folder))}
 
 
 def checkpoint_folders() -> dict[str, Path]:

@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 
 from ..engine.contract.errors import EngineDeadError, EngineError
 from ..engine.contract.limits import ModelFacts
-from ..engine.contract.messages import Event, StageFinished, StageStarted, Step, Warned
+from ..engine.contract.messages import Event, Output, StageFinished, StageStarted, Step, Warned
 from ..engine.contract.requests import Request
 from . import host
 from .address import Address, get_json
 from .client import Job, Result
+from .convert import ImageStream, piece_to_preview
 from .launcher import EngineSpec, LocalEngine, engine_for, using
 from .texts import event_text, loading_text
 
@@ -60,12 +61,14 @@ async def run_job(
     *,
     notes: Sequence[str] = (),
     report: Callable[[dict[str, Any]], str] = lambda _: "",
+    images: ImageStream | None = None,
 ) -> Result:
-    """Run a job on the engine of ``spec``.
+    """Run a job on the engine of ``spec``; pictures of what is decoded are shown on the node as they come.
 
     Args:
         notes: shown on the node beside the engine's warnings.
         report: of the finished job's facts, makes the text to show of its result.
+        images: takes the frames as they arrive, which are then not in the result.
 
     Raises:
         EngineError: the job's error, or why the engine cannot be used.
@@ -74,7 +77,7 @@ async def run_job(
     for note in notes:
         shown.note(note)
     with using(spec):
-        result = await _interruptible(_run(spec, request, parts or {}, shown))
+        result = await _interruptible(_run(spec, request, parts or {}, shown, images))
     shown.text("\n".join(filter(None, [f"Done in {result.seconds:.1f} s", report(result.facts)])))
     return result
 
@@ -153,9 +156,25 @@ def _facts(info: Mapping[str, Any]) -> ModelFacts:
     return ModelFacts(**{name: value for name, value in facts.items() if name in known})
 
 
-async def _run(spec: EngineSpec, request: Request, parts: Mapping[str, bytes], shown: _Shown) -> Result:
+async def _run(
+    spec: EngineSpec, request: Request, parts: Mapping[str, bytes], shown: _Shown, images: ImageStream | None
+) -> Result:
     engine = await _ready(spec, shown)
-    job = Job(engine.address, request, parts, on_event=shown.take, given_up=lambda: _exited(engine.local))
+
+    async def take_piece(output: Output, data: bytearray, facts: Mapping[str, Any]) -> bool:
+        if output.name == "preview":
+            picture = piece_to_preview(data)
+        elif output.name == "frames" and images is not None:
+            picture = images.take(output.index, data, total=facts["frames"])
+        else:
+            return False
+        await shown.display.preview(picture)
+        return True
+
+    def exited() -> EngineError | None:
+        return _exited(engine.local)
+
+    job = Job(engine.address, request, parts, on_event=shown.take, given_up=exited, on_piece=take_piece)
     try:
         result = await job.run()
     except EngineError as error:

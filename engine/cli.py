@@ -23,6 +23,7 @@ _Run = Callable[[argparse.Namespace], int]
 COMMANDS: dict[str, tuple[str, _Add, _Run]] = {
     "serve": ("start an engine", cli_serve.add_arguments, cli_serve.run),
     "generate": ("make a video on a running engine", cli_client.add_generate_arguments, cli_client.run_generate),
+    "decode": ("make the video of latents again", cli_client.add_decode_arguments, cli_client.run_decode),
     "status": ("describe a running engine and its last jobs as JSON", cli_client.add_url, cli_client.run_status),
     "ping": ("measure the way to rank 0 and back", cli_client.add_ping_arguments, cli_client.run_ping),
     "make-tiny": ("write a random checkpoint", cli_demo.add_make_tiny_arguments, cli_demo.run_make_tiny),

@@ -1,4 +1,4 @@
-"""``generate``, ``status`` and ``ping``: the commands that ask a running engine.
+"""``generate``, ``decode``, ``status`` and ``ping``: the commands that ask a running engine.
 
 They raise the engine's typed errors; `cli.main` turns them into words and an exit status.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from . import env
+from .cli_latents import LatentsKeeper, add_keep_latents, add_latents, latents_of
 from .cli_media import add_media_arguments, media_of_arguments
 from .cli_output import ProgressBar, say, tell
 from .client import EngineClient
@@ -52,6 +53,14 @@ def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-outputs", type=int, metavar="N", help=several)
     parser.add_argument("--pad-seq-len", type=int, metavar="ROWS", help="rows to pad the sequence to, a multiple of 64")
     add_media_arguments(parser)
+    add_keep_latents(parser)
+    add_output(parser, "output.mp4")
+
+
+def add_decode_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``decode``."""
+    add_url(parser)
+    add_latents(parser)
     add_output(parser, "output.mp4")
 
 
@@ -105,34 +114,56 @@ def run_generate(arguments: argparse.Namespace) -> int:
     output = output_of(arguments)
     media, parts = media_of_arguments(arguments)
     request = {**request_of(arguments), **media}
-    for path in asyncio.run(generate(_client(arguments), request, output, parts)):
+    keeper = LatentsKeeper(output, arguments.keep_latents)
+    for path in asyncio.run(generate(_client(arguments), request, output, parts, keeper=keeper)):
+        say(str(path))
+    return 0
+
+
+def run_decode(arguments: argparse.Namespace) -> int:
+    """Decode latents to one video and say its path."""
+    latents, output = latents_of(arguments), output_of(arguments)
+    request = {"task": "decode", "container": "mp4"}
+    for path in asyncio.run(generate(_client(arguments), request, output, {"latents": latents})):
         say(str(path))
     return 0
 
 
 async def generate(
-    client: EngineClient, request: Mapping[str, Any], output: Path, parts: Mapping[str, Path] | None = None
+    client: EngineClient,
+    request: Mapping[str, Any],
+    output: Path,
+    parts: Mapping[str, Path] | None = None,
+    *,
+    keeper: LatentsKeeper | None = None,
 ) -> list[Path]:
     """Run ``request`` with a progress bar and put its MP4s at ``output``; return where they are.
 
     Args:
-        parts: part name → file of its media.
+        parts: part name → file.
+        keeper: of the latents; None: they are left beside ``output`` when the job fails.
 
     Raises:
         EngineError: the job's error.
         ConfigError: ``output`` cannot be written; found out before the job starts.
     """
     bar = ProgressBar()
+    keeper = keeper or LatentsKeeper(output)
     try:
         scratch = tempfile.TemporaryDirectory(prefix=".h3-engine-", dir=output.parent)
     except OSError as error:
         raise ConfigError(
             "config_bad_value", f"The output cannot be written: {error}", field="output", value=str(output)
         ) from error
-    with scratch as folder, contextlib.closing(bar):
+
+    def take(event: Mapping[str, Any]) -> None:
+        keeper.take(event)
+        bar.take(event)
+
+    with scratch as folder, keeper, contextlib.closing(bar):
         async with client:
             await _wait_until_loaded(client, bar)
-            outcome = await client.run(request, folder=Path(folder), inputs=parts, on_event=bar.take)
+            outcome = await client.run(request, folder=Path(folder), inputs=parts, on_event=take)
         videos = outcome.outputs["video"]
         paths = numbered(output, len(videos))
         for made, path in zip(videos, paths, strict=True):

@@ -25,6 +25,7 @@ from .checkpoint import open_checkpoint
 from .cli_output import log_to_stderr, say, tell
 from .config import OPTIONS, EngineConfig, build_config
 from .config_layout import check_layout
+from .config_vae import check_tiles, tile_warnings
 from .contract.errors import ConfigError
 from .contract.words import bytes_in_words
 from .controller import Controller
@@ -65,6 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
     config = build_config(given, Path(arguments.config) if arguments.config else None)
     checkpoint = open_checkpoint(config.model, stages=config.stages, options=config.model_options)
     check_layout(config.layout, checkpoint.facts)
+    check_tiles(config.vae, checkpoint.facts)
+    for warning in tile_warnings(config.vae):
+        logger.warning("%s", warning.message)
     # Room for one request in and one result out of the largest allowed size.
     folder = open_run_folder(config.run_dir, room=2 * config.limits.max_body_bytes)
     try:

@@ -99,6 +99,10 @@ class Channel:
         """Go on with the events after number ``after``."""
         await self.socket.send_json({"type": "resume", "protocol": PROTOCOL_VERSION, "job_id": job_id, "after": after})
 
+    async def received(self, job_id: str, after: int) -> None:
+        """Tell that everything up to event ``after`` arrived."""
+        await self.socket.send_json({"type": "received", "job_id": job_id, "after": after})
+
     async def events(self) -> AsyncIterator[dict[str, Any]]:
         """Yield events until the connection ends.
 
@@ -257,6 +261,8 @@ class EngineClient:
         try:
             async for event in channel.events():
                 take(event)
+                if event["type"] == "output" and not event["last"]:
+                    await channel.received(outcome.job_id, event["seq"])
                 if event["type"] == "error":
                     raise error_from_dict(event["error"])
                 if event["type"] == "done":

@@ -20,18 +20,21 @@ from . import env
 from .checkpoint import peek_facts
 from .config_devices import find_devices
 from .config_layout import resolve_layout
+from .config_vae import resolve_vae
 from .config_values import Option, check_value
 from .contract.errors import ConfigError
 from .contract.limits import MAX_RANK_WEIGHT, MIN_RANK_WEIGHT, PAD_MULTIPLE, Limits
 from .contract.requests import STAGES
-from .rank_options import COMPONENTS, PARTITIONS, ModelOptions, ParallelOptions
+from .rank_options import COMPONENTS, PARTITIONS, ModelOptions, ParallelOptions, VaeOptions
 
 DEVICES = ("auto", "cpu", "cuda", "xpu", "npu")
 DTYPES = ("auto", "fp32", "bf16")
+MEDIA_ENCODE = ("patch", "leader")
 DEFAULT_PORT = 8190
 
 
 _LIMITS = Limits()
+_VAE = VaeOptions()
 OPTIONS = (
     Option("model", str, None, "checkpoint folder in diffusers' layout (required)"),
     Option("host", str, "127.0.0.1", "address to listen on; other than loopback needs a token"),
@@ -56,6 +59,28 @@ OPTIONS = (
     ),
     Option("shard_weights", bool, False, "each rank keeps a part of the transformer's weights and gathers the rest"),
     Option("compile", bool, False, "compile the transformer's blocks; see pad_seq_len of a request"),
+    Option(
+        "vae_tile",
+        int,
+        _VAE.vae_tile,
+        "side of the VAE's tiles, pixels; another changes the picture",
+        low=32,
+        high=4096,
+    ),
+    Option("vae_tile_overlap", int, _VAE.vae_tile_overlap, "least overlap of tiles, pixels", low=16, high=2048),
+    Option("vae_resident", bool, False, "keep both VAEs on the device, if they fit; else each only while it is used"),
+    Option("vae_on_one_rank", bool, False, "load and run the video VAE on rank 0 alone; else all ranks share its work"),
+    Option(
+        "media_encode", str, _VAE.media_encode, "encode media tile by tile on all ranks, or on rank 0", MEDIA_ENCODE
+    ),
+    Option(
+        "gather_workspace_mb",
+        int,
+        _VAE.gather_workspace_mb,
+        "buffers for the VAE's tiles that a rank may keep, MB of 1e6 bytes",
+        high=10**6,
+    ),
+    Option("release_gather_workspace", bool, False, "give those buffers back whenever a VAE leaves the device"),
     Option("stages", list, list(STAGES), f"stages to serve, separated by commas: {','.join(STAGES)}", STAGES),
     Option("partitions", list, None, f"transformers to load, separated by commas: {','.join(PARTITIONS)}", PARTITIONS),
     Option(
@@ -107,7 +132,7 @@ class EngineConfig:
         host: address to listen on. port: 0 picks a free one.
         ready_file: where to announce the bound port, or None.
         device: ``auto``, ``cpu``, ``cuda``, ``xpu`` or ``npu``. dtype: ``auto``, ``fp32`` or ``bf16``.
-        nproc_per_node: ranks on this host. layout: how they share the work.
+        nproc_per_node: ranks on this host. layout: how they share the work. vae: the same for the VAEs.
         stages: the stages served, in the contract's order. model_options: what is loaded of the checkpoint.
         token: the bearer token, or None.
         stop_on_eof: stop when standard input ends.
@@ -124,6 +149,7 @@ class EngineConfig:
     dtype: str
     nproc_per_node: int
     layout: ParallelOptions
+    vae: VaeOptions
     stages: tuple[str, ...]
     model_options: ModelOptions
     token: str | None
@@ -240,6 +266,7 @@ def build_config(given: Mapping[str, Any], config_file: Path | None = None) -> E
         dtype=values["dtype"],
         nproc_per_node=layout.world_size,
         layout=layout,
+        vae=resolve_vae(values),
         stages=tuple(values["stages"]),
         model_options=_model_options(values),
         token=token,

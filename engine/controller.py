@@ -22,6 +22,7 @@ from typing import Any
 
 from .checkpoint import Checkpoint
 from .config import EngineConfig
+from .config_vae import tile_warnings
 from .contract.checks import Plan, check_request, check_tokens, finish_media
 from .contract.errors import (
     EngineBusyError,
@@ -40,8 +41,9 @@ from .contract.version import ENGINE_VERSION, PROTOCOL_VERSION
 from .controller_abilities import check_abilities
 from .controller_fleet import FleetProcess
 from .controller_folder import RunFolder
-from .controller_jobs import Job
+from .controller_jobs import Job, finish_movies, with_latents
 from .controller_media import MediaDesk, ReadMedia
+from .controller_movies import MovieListener, Movies
 from .controller_stats import Stats
 from .controller_store import JobStore, delete_files
 from .wire import describe_part
@@ -143,6 +145,8 @@ class Controller:
                 self.checkpoint.count_tokens, request.prompt, limit=limits.max_prompt_tokens
             )
             plan = check_tokens(plan, tokens, facts=facts, limits=limits)
+        if "decode_video" in plan.stages:
+            plan = dataclasses.replace(plan, warnings=(*plan.warnings, *tile_warnings(self.config.vae)))
         return plan
 
     def check_new(self, job_id: str) -> None:
@@ -256,6 +260,8 @@ class Controller:
             self._tell_positions()
         elif job is self._running:
             self._fleet.send({"op": "cancel", "job_id": job.id})
+            if job.ranks_done and job.movies is not None:
+                job.movies.kill()
 
     def adopt(self, job: Job, owner: object) -> None:
         """Let ``owner`` take over a job whose connection was lost; a job of no connection stays so."""
@@ -285,6 +291,7 @@ class Controller:
         self._queue.remove(job)
         self._running = job
         self._failure = None
+        job.movies = self._movies_of(job)
         self.stats.jobs_started += 1
         self._fleet.send(
             {
@@ -304,12 +311,29 @@ class Controller:
             if job.queued != event:
                 job.emit(event)
 
+    def _movies_of(self, job: Job) -> Movies:
+        def taken() -> None:
+            self._fleet.send({"op": "taken", "job_id": job.id})
+
+        async def made(number: int, path: Path) -> None:
+            await self._give(job, {"name": "video", "format": "mp4", "output": number}, path)
+
+        def failed(error: EngineError) -> None:
+            if job is self._running and not job.ranks_done:
+                self._failure = self._failure or error
+                self.cancel(job)
+
+        job.on_taken = taken
+        return Movies(job.folder, MovieListener(taken, made, failed))
+
     def _end(self, job: Job, error: EngineError | None, facts: dict[str, Any] | None = None) -> None:
+        if job.movies is not None:
+            job.movies.kill()
         if error is None:
             job.emit(Done(time.time() - (job.started or job.created), {**job.plan.facts, **(facts or {})}))
         else:
             logger.info("job %s ended: %s %s", job.id, error.code, error.message)
-            job.fail(error)
+            job.fail(with_latents(error, job))
         self._desk.drop(job)
         self.stats.jobs_ended[job.state] += 1
         self.jobs.settle(job)
@@ -341,9 +365,8 @@ class Controller:
             except Exception as error:
                 # This job's alone (no file descriptor left, an output that is gone): the ranks go on.
                 logger.exception("job %s: what rank 0 said of it could not be handled", job.id)
-                self._failure = JobError(
-                    "job_failed", f"The server could not take what the ranks made: {error}", remedy="Look at the log."
-                )
+                text = f"The server could not take what the ranks made: {error}"
+                self._failure = JobError("job_failed", text, remedy="Look at the log.")
                 self.cancel(job)
 
     async def _job_said(self, job: Job, message: dict[str, Any]) -> None:
@@ -353,26 +376,36 @@ class Controller:
                 self.stats.finish_stage(event.stage, event.seconds)
             job.emit(event)
         elif message["op"] == "output":
-            path = Path(message["path"])
-            part = await asyncio.to_thread(describe_part, message["name"], path)
-            output = Output(
-                message["name"],
-                message["index"],
-                message["last"],
-                message["format"],
-                parts=(part,),
-                output=message.get("output", 0),
-            )
-            if job is self._running:
-                job.add_output(output, path)
+            await self._give(job, message, Path(message["path"]))
+        elif message["op"] == "movie":
+            assert job.movies is not None
+            await job.movies.take(message["output"], message["name"], message["path"])
         elif message["op"] == "end":
-            self._running = None
+            self.stats.gather_workspace_bytes = message["gather_workspace_bytes"]
             error = self._failure or (error_from_dict(message["error"]) if message["error"] else None)
-            self._end(job, error, message["facts"])
+            job.ranks_done = True
             if message["restarting"]:
                 # `fleet_lost` follows when rank 0 has left.
                 self._restarting()
-            self._start_next()
+            error = error or await finish_movies(job)
+            if job is self._running:
+                self._running = None
+                self._end(job, error, message["facts"])
+                self._start_next()
+
+    async def _give(self, job: Job, message: dict[str, Any], path: Path) -> None:
+        """Announce a finished file to the job's listeners."""
+        part = await asyncio.to_thread(describe_part, message["name"], path)
+        output = Output(
+            message["name"],
+            message.get("index", 0),
+            message.get("last", True),
+            message["format"],
+            parts=(part,),
+            output=message["output"],
+        )
+        if job is self._running:
+            job.add_output(output, path)
 
     def _restarting(self) -> None:
         """Keep the queue until the ranks are ready again."""
@@ -384,6 +417,7 @@ class Controller:
         if self._stopping or self._phase == "dead":
             return
         self.stats.restarts += 1
+        self.stats.gather_workspace_bytes = 0
         job, self._running = self._running, None
         if job is not None:
             self._end(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import signal
 import sys
@@ -20,7 +21,7 @@ from . import env, link
 from .config import EngineConfig
 from .contract.errors import ConfigError
 from .controller_folder import RunFolder
-from .rank_options import ParallelOptions
+from .rank_options import ParallelOptions, VaeOptions
 
 logger = logging.getLogger(__name__)
 fleet_logger = logging.getLogger("fleet")
@@ -90,6 +91,7 @@ class FleetProcess:
             *("--model", str(config.model)),
             *("--nproc-per-node", str(config.nproc_per_node)),
             *_layout_flags(config.layout),
+            *_vae_flags(config.vae),
             *("--device", config.device),
             *("--dtype", config.dtype),
             *("--stages", ",".join(config.stages)),
@@ -184,3 +186,12 @@ def _layout_flags(layout: ParallelOptions) -> list[str]:
         flags += ["--rank-weights", ",".join(map(repr, layout.rank_weights))]
     switches = {"--shard-weights": layout.shard_weights, "--compile": layout.compile}
     return flags + [flag for flag, on in switches.items() if on]
+
+
+def _vae_flags(options: VaeOptions) -> list[str]:
+    """Return the options of the fleet that say where the VAEs live."""
+    flags: list[str] = []
+    for name, value in dataclasses.asdict(options).items():
+        flag = "--" + name.replace("_", "-")
+        flags += ([flag] if value else []) if isinstance(value, bool) else [flag, str(value)]
+    return flags

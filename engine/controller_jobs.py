@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .contract.checks import Plan
-from .contract.errors import EngineError, JobCancelled
+from .contract.errors import EngineError, JobCancelled, error_from_dict
 from .contract.messages import (
     Done,
     Event,
@@ -27,6 +27,7 @@ from .contract.messages import (
     Step,
     event_to_dict,
 )
+from .controller_movies import Movies
 
 STATES = ("queued", "running", "done", "error", "cancelled")
 """A job is in one of these; the last three are final."""
@@ -52,7 +53,10 @@ class Job:
         reading: its media were not read yet; ``upload`` and ``inputs`` are the client's until then.
         owner: the connection that cancels it by closing normally, or None.
         results: the MP4s that ``/result`` gives, by the number of their output.
+        latents: of ``generate``, what was sampled, in the order of the outputs; kept like a result.
         followers: connections that are being sent its events.
+        movies: its MP4s while they are written. on_taken: told of each chunk of ``frames`` that was taken.
+        ranks_done: the ranks ended it; what is left is the controller's.
     """
 
     id: str
@@ -70,6 +74,10 @@ class Job:
     queued: Queued | None = None
     error: EngineError | None = None
     results: dict[int, Path] = field(default_factory=dict)
+    latents: list[Path] = field(default_factory=list)
+    movies: Movies | None = None
+    on_taken: Callable[[], None] | None = None
+    ranks_done: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
     followers: int = 0
     created: float = field(default_factory=time.time)
@@ -78,6 +86,8 @@ class Job:
     released: bool = False
     _events: list[Sent] = field(default_factory=list)
     _dropped: int = 0
+    _sent: int = 0
+    _received: int = 0
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -89,6 +99,16 @@ class Job:
     def last_seq(self) -> int:
         """Number of the latest event."""
         return self._dropped + len(self._events)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether it has files that outlive its connection."""
+        return bool(self.results or self.latents)
+
+    @property
+    def latents_path(self) -> str | None:
+        """The route that gives its latents, None without."""
+        return f"/v1/jobs/{self.id}/latents" if self.latents else None
 
     def emit(self, event: Event, file: Path | None = None) -> None:
         """Number ``event``, keep it, note what it says about the job, and wake the followers."""
@@ -119,7 +139,26 @@ class Job:
         """Announce a finished output file."""
         if output.name == "video" and output.format == "mp4":
             self.results[output.output] = file
+        elif output.name == "latents" and self.plan.request.task == "generate":
+            self.latents.append(file)
         self.emit(output, file)
+
+    def sent(self, seq: int) -> None:
+        """Take note that event ``seq``, with its bytes, and all before it were sent to a client."""
+        for entry in self._between(self._sent, seq):
+            if _is_frames(entry) and self.on_taken is not None:
+                self.on_taken()
+        self._sent = max(self._sent, seq)
+
+    def received(self, seq: int) -> list[Path]:
+        """Take note that a client has everything up to event ``seq``; return the chunks that may be deleted."""
+        files = [entry.file for entry in self._between(self._received, seq) if _is_frames(entry) and entry.file]
+        self._received = max(self._received, seq)
+        return files
+
+    def _between(self, after: int, last: int) -> list[Sent]:
+        """Return the events after number ``after`` up to number ``last`` that are not forgotten."""
+        return self._events[max(0, after - self._dropped) : max(0, last - self._dropped)]
 
     async def follow(self, after: int) -> AsyncIterator[Sent]:
         """Yield the events after number ``after``, the coming ones included, until the job is over."""
@@ -144,13 +183,14 @@ class Job:
             self.followers -= 1
 
     def release(self) -> list[Path]:
-        """Forget all events but the last; return the output files that may be deleted (not the results)."""
-        kept = self.results.values()
-        files = [sent.file for sent in self._events if sent.file is not None and sent.file not in kept]
+        """Forget all events but the last; return the output files that may be deleted (not what is kept)."""
+        # What was never announced counts too: pieces of a movie that was not finished.
+        files = {*(sent.file for sent in self._events if sent.file is not None), *self.folder.glob("*")}
+        files -= {*self.results.values(), *self.latents}
         self._dropped += len(self._events) - 1
         self._events = self._events[-1:]
         self.released = True
-        return files
+        return sorted(files)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form of ``GET /v1/jobs/{id}``."""
@@ -169,8 +209,38 @@ class Job:
             "error": self.error.to_dict() if self.error else None,
             "result": f"/v1/jobs/{self.id}/result" if self.results else None,
             "results": [f"/v1/jobs/{self.id}/result?output={output}" for output in sorted(self.results)],
+            "latents": self.latents_path,
             "created": self.created,
             "started": self.started,
             "ended": self.ended,
             "last_seq": self.last_seq,
         }
+
+
+def _is_frames(sent: Sent) -> bool:
+    return (sent.data["type"], sent.data.get("name")) == ("output", "frames")
+
+
+async def finish_movies(job: Job) -> EngineError | None:
+    """Wait for the MP4s of a job that the ranks ended well; return why there is none."""
+    try:
+        if job.movies is not None:
+            await job.movies.finish()
+    except EngineError as error:
+        return error
+    return None
+
+
+def with_latents(error: EngineError, job: Job) -> EngineError:
+    """Return ``error``, telling where the latents are that ``job`` sampled before it failed."""
+    if job.latents_path is None:
+        return error
+    # An error may end several jobs.
+    told = error_from_dict(error.to_dict())
+    told.details = {**told.details, "latents": job.latents_path}
+    if not isinstance(told, JobCancelled):
+        remedy = (
+            f"The sampled latents are kept at {job.latents_path}: h3-engine decode, or the task decode, takes them."
+        )
+        told.remedy = f"{told.remedy or ''} {remedy}".lstrip()
+    return told

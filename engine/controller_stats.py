@@ -17,6 +17,7 @@ class Stats:
         stage_seconds: stage → seconds. stage_count: stage → times it finished.
         bytes_in: payload of parts received. bytes_out: payload of parts and results sent.
         restarts: times that the ranks were lost and started again.
+        gather_workspace_bytes: gather buffers that rank 0 kept after the last job.
     """
 
     jobs_submitted: int = 0
@@ -28,6 +29,7 @@ class Stats:
     bytes_in: int = 0
     bytes_out: int = 0
     restarts: int = 0
+    gather_workspace_bytes: int = 0
 
     def finish_stage(self, stage: str, seconds: float) -> None:
         """Count one run of ``stage``."""

@@ -1,7 +1,8 @@
 """The jobs an engine remembers, and how long their files stay.
 
 Input files go when their job is over. Outputs stay for `Limits.resume_seconds` after that, for a client that lost its
-connection, and as long as somebody reads them; the MP4s of the last `Limits.keep_results` jobs stay for ``/result``.
+connection, and as long as somebody reads them; of the last `Limits.keep_results` jobs that have MP4s or latents of
+``generate``, those stay for ``/result`` and ``/latents``. Chunks of frames go as soon as the client says it has them.
 `get` raises `RequestError` (``unknown_job``). Lives on the server's event loop; files are deleted in threads.
 """
 
@@ -72,29 +73,33 @@ class JobStore:
     def _trim(self) -> None:
         """Let go of the oldest results and jobs, but of none that a client may still be reading."""
         over = sorted((job for job in self if job.over), key=lambda job: job.ended or 0.0)
-        with_result = [job for job in over if job.results]
-        for old in with_result[: -self._limits.keep_results]:
+        keeping = [job for job in over if job.keeps]
+        for old in keeping[: -self._limits.keep_results]:
             if old.released:
-                old.results = {}
+                old.results, old.latents = {}, []
                 delete_files([old.folder])
         for old in over[:-KEEP_RECORDS]:
             if old.released:
                 self.forget(old)
 
     def release(self, job: Job) -> None:
-        """Delete the outputs of a finished job, its MP4s excepted, once nobody reads them any more."""
+        """Delete the outputs of a finished job, but for its MP4s and latents, once nobody reads them any more."""
         if not job.over or job.released:
             return
         if job.followers:
             self._release_later(job)
             return
         files = job.release()
-        # Without a result there is nothing to keep, half-written files included.
-        delete_files(files if job.results else [job.folder])
+        # Else there is nothing to keep, half-written files included.
+        delete_files(files if job.keeps else [job.folder])
         self._trim()
 
     def _release_later(self, job: Job) -> None:
         asyncio.get_running_loop().call_later(self._limits.resume_seconds, self.release, job)
+
+    def received(self, job: Job, seq: int) -> None:
+        """Delete the chunks of frames up to event ``seq``, which their client has."""
+        delete_files(job.received(seq))
 
     def forget(self, job: Job) -> None:
         """Remove a finished job with its files."""

@@ -27,13 +27,13 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from .rank_options import CANNOT_START, ModelOptions, ParallelOptions, RankOptions, restart_wanted
+from .rank_options import CANNOT_START, ModelOptions, ParallelOptions, RankOptions, VaeOptions, restart_wanted
 
 logger = logging.getLogger(__name__)
 
 _LOOPBACK = "127.0.0.1"
 _SINGLE_HOST_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-_LAYOUT = tuple(field.name for field in dataclasses.fields(ParallelOptions))
+_RESOLVED = tuple(field.name for kind in (ParallelOptions, VaeOptions) for field in dataclasses.fields(kind))
 _SHUTDOWN_SECONDS = 5
 """A rank that has not obeyed SIGTERM by then is killed; the server waits longer before it kills the fleet."""
 _STEADY_SECONDS = 3600.0
@@ -46,6 +46,7 @@ def parse_arguments(argv: list[str]) -> tuple[RankOptions, argparse.Namespace]:
     parser.add_argument("--model", required=True, help="checkpoint folder")
     parser.add_argument("--nproc-per-node", type=int, required=True, help="ranks")
     _add_layout_arguments(parser)
+    _add_vae_arguments(parser)
     parser.add_argument("--device", required=True, help="auto or a device type")
     parser.add_argument("--dtype", required=True, help="auto, fp32 or bf16")
     parser.add_argument("--stages", required=True, help="comma-separated")
@@ -57,7 +58,7 @@ def parse_arguments(argv: list[str]) -> tuple[RankOptions, argparse.Namespace]:
     arguments = parser.parse_args(argv)
     options = RankOptions(
         model=arguments.model,
-        **{name: getattr(arguments, name) for name in _LAYOUT},
+        **{name: getattr(arguments, name) for name in _RESOLVED},
         device=arguments.device,
         dtype=arguments.dtype,
         stages=tuple(arguments.stages.split(",")),
@@ -77,6 +78,16 @@ def _add_layout_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rank-weights", type=_numbers, help="shares of the rows, comma-separated")
     parser.add_argument("--shard-weights", action="store_true", help="each rank keeps a part of the weights")
     parser.add_argument("--compile", action="store_true", help="compile the transformer's blocks")
+
+
+def _add_vae_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the fields of `VaeOptions`; what they mean stands there."""
+    for field in dataclasses.fields(VaeOptions):
+        flag = "--" + field.name.replace("_", "-")
+        if isinstance(field.default, bool):
+            parser.add_argument(flag, action="store_true")
+        else:
+            parser.add_argument(flag, type=int, default=field.default)
 
 
 def _numbers(text: str) -> tuple[float, ...]:

@@ -1,7 +1,7 @@
-"""The two shapes in which decoded pictures and sound leave a job, fed chunk by chunk.
+"""The two shapes in which decoded pictures and sound leave a job, fed chunk by chunk, the sound first.
 
-Both are context managers: an error inside leaves no unfinished file. On ranks without a VAE no chunk ever comes, and
-nothing is made. Raises `JobError` when a video cannot be written.
+A chunk is out when `FrameSink.add` returns, which waits for nobody. Both are context managers: a movie is finished only
+when nothing failed inside. On ranks without a VAE no chunk ever comes, and nothing is made.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ import torch
 
 from .contract import geometry
 from .contract.messages import Warned
-from .mux import Mp4Writer, result_warnings
+from .health import result_warnings
 from .outputs import Outputs
 from .stages.decode_video import to_uint8
 
 _SAMPLE_RATE = str(geometry.SAMPLE_RATE)
+_PREVIEW_SIDE = 256
+"""Longest side of a preview, pixels, roughly: every n-th pixel is taken."""
 
 
 def finite(values: torch.Tensor) -> torch.Tensor:
@@ -34,10 +36,21 @@ class FrameSink(AbstractContextManager["FrameSink"]):
         frames: pictures so far. height, width: of a picture, pixels; 0 before the first.
     """
 
-    def __init__(self, outputs: Outputs, audio: torch.Tensor | None) -> None:
-        """Start with the sound ``audio`` [1, 2, N] fp32; None on ranks that decode nothing."""
+    def __init__(
+        self, outputs: Outputs, audio: torch.Tensor | None, *, chunks: int, describe: Callable[[], str] = str
+    ) -> None:
+        """Start.
+
+        Args:
+            audio: the sound [1, 2, N] fp32; None on ranks that decode nothing.
+            chunks: how many will come.
+            describe: says in words what is decoded, for warnings; called when there is one.
+        """
         self.frames = self.height = self.width = 0
         self._outputs = outputs
+        self._index = 0
+        self._last = chunks - 1
+        self._describe = describe
         self._warned: set[str] = set()
         self._audio = None if audio is None else finite(audio)
         if audio is not None:
@@ -49,6 +62,7 @@ class FrameSink(AbstractContextManager["FrameSink"]):
         self._warn(result_warnings(frames=frames))
         self._add(finite(frames))
         self.frames += count
+        self._index += 1
 
     def facts(self) -> dict[str, Any]:
         """Return the counts of what was made."""
@@ -64,7 +78,7 @@ class FrameSink(AbstractContextManager["FrameSink"]):
         }
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Finish after success; leave nothing after an error."""
+        """Finish after success."""
 
     def _add(self, frames: torch.Tensor) -> None:
         raise NotImplementedError
@@ -73,44 +87,50 @@ class FrameSink(AbstractContextManager["FrameSink"]):
         for warning in warnings:
             if warning.code not in self._warned:
                 self._warned.add(warning.code)
-                self._outputs.event(warning)
+                self._outputs.event(Warned(warning.code, f"{warning.message} {self._describe()}".rstrip()))
 
 
 class TensorFrames(FrameSink):
     """Pieces ``frames``, one file a chunk, and one piece ``audio``."""
 
-    def __init__(self, outputs: Outputs, audio: torch.Tensor | None, *, chunks: int, dtype: str) -> None:
+    def __init__(
+        self,
+        outputs: Outputs,
+        audio: torch.Tensor | None,
+        *,
+        chunks: int,
+        dtype: str,
+        describe: Callable[[], str] = str,
+    ) -> None:
         """Give ``chunks`` pieces of ``dtype`` (``uint8`` or ``float32``)."""
-        super().__init__(outputs, audio)
-        self._chunks = chunks
-        self._index = 0
+        super().__init__(outputs, audio, chunks=chunks, describe=describe)
         self._convert: Callable[[torch.Tensor], torch.Tensor] = to_uint8 if dtype == "uint8" else torch.Tensor.float
         if self._audio is not None:
             outputs.tensors("audio", {"audio": self._audio}, metadata={"sample_rate": _SAMPLE_RATE})
 
     def _add(self, frames: torch.Tensor) -> None:
-        last = self._index == self._chunks - 1
+        last = self._index == self._last
         self._outputs.tensors("frames", {"frames": self._convert(frames)}, index=self._index, last=last)
-        self._index += 1
 
 
 class Mp4Frames(FrameSink):
-    """One piece ``video``, encoded while the decoding goes on."""
+    """Sound and pictures for the MP4's writer, and the last picture of each chunk, small, as piece ``preview``."""
 
-    def __init__(self, outputs: Outputs, audio: torch.Tensor | None) -> None:
-        super().__init__(outputs, audio)
-        self._writer: Mp4Writer | None = None
+    def __init__(
+        self, outputs: Outputs, audio: torch.Tensor | None, *, chunks: int, describe: Callable[[], str] = str
+    ) -> None:
+        super().__init__(outputs, audio, chunks=chunks, describe=describe)
+        if self._audio is not None:
+            outputs.movie("audio", self._audio[0])
 
     def _add(self, frames: torch.Tensor) -> None:
-        if self._writer is None:
-            self._path = self._outputs.new_file("video.mp4")
-            sound = None if self._audio is None else self._audio[0]
-            self._writer = Mp4Writer(self._path, width=self.width, height=self.height, audio=sound)
-        self._writer.add(to_uint8(frames))
+        pictures = to_uint8(frames)
+        self._outputs.movie("frames", pictures, index=self._index)
+        step = -(-max(self.width, self.height) // _PREVIEW_SIDE)
+        last = self._index == self._last
+        self._outputs.tensors("preview", {"preview": pictures[-1, ::step, ::step]}, index=self._index, last=last)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Finish and give the file, or remove it."""
-        if self._writer is not None:
-            self._writer.__exit__(kind, error, tb)
-            if error is None:
-                self._outputs.file("video", self._path, "mp4")
+        """Let the file be finished after success."""
+        if error is None and self._index:
+            self._outputs.end_movie()

@@ -7,6 +7,7 @@ Controller → rank 0:
     ``{"op": "run", "job_id", "request": {...}, "inputs": {part: path}, "folder": path}``
         run one job; it writes its outputs below ``folder``. One job at a time: the next follows ``end``.
     ``{"op": "cancel", "job_id"}``   stop that job at the next boundary; ignored when it is not the running one.
+    ``{"op": "taken", "job_id"}``    one more chunk of ``frames`` was taken by the MP4's writer or sent to the client.
     ``{"op": "stop"}``               leave in order; every rank exits with 0.
 
 Rank 0 → controller:
@@ -16,8 +17,10 @@ Rank 0 → controller:
     ``{"op": "failed", "error": {...}}``                              the ranks cannot start; the fleet will end.
     ``{"op": "event", "job_id", "event": {...}}``                     `messages.event_to_dict` without job_id and seq.
     ``{"op": "output", "job_id", "output", "name", "index", "last", "format", "path"}``   a finished file, the
-    controller's now; ``output`` numbers the request's ``num_outputs``.
-    ``{"op": "end", "job_id", "error": null | {...}, "facts": {...}, "restarting": bool}``
+        controller's now; ``output`` numbers the request's ``num_outputs``.
+    ``{"op": "movie", "job_id", "output", "name": "audio" | "frames" | "finish", "path"}``
+        a file for the MP4's writer, which removes it; ``finish`` has none.
+    ``{"op": "end", "job_id", "error": null | {...}, "facts": {...}, "restarting": bool, "gather_workspace_bytes"}``
         the job is over on all ranks; ``restarting``: they take no other, and the fleet starts them again.
 """
 

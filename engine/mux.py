@@ -1,17 +1,15 @@
-"""Writing an MP4 while its pictures are still being decoded.
+"""Writing an MP4 while its pictures are still being decoded. Runs in a process of its own, without torch.
 
 Promise: H.264 (4:2:0, BT.709, constant 24 fps) and AAC (stereo), index in front so that a browser plays it while it
-loads; the sound starts with the first picture and has as many samples as were given. A thread encodes behind a
-bounded queue: `Mp4Writer.add` waits when the encoder is slower, so memory stays at a few chunks.
-Raises `JobError` ``job_failed`` from `add` or `close` when encoding or writing failed; the file is then removed.
+loads; the sound starts with the first picture and has as many samples as were given. Only the coders' own buffers are
+held. Raises `JobError` ``job_failed`` when encoding or writing failed; the file is then removed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import queue
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
@@ -20,12 +18,10 @@ from typing import Any
 import av
 import numpy as np
 import numpy.typing as npt
-import torch
 from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTrc
 
 from .contract import geometry
 from .contract.errors import JobError
-from .contract.messages import Warned
 
 logger = logging.getLogger(__name__)
 
@@ -35,56 +31,35 @@ _AUDIO_BIT_RATE = 192_000
 _AUDIO_OPTIONS = {"aac_coder": "fast"}
 _AUDIO_PIECE = 1024
 """Samples of one AAC frame."""
-_QUEUE = 2
-"""Chunks that may wait for the encoder."""
-_CONSTANT = 1e-6
-"""A soundtrack that moves less than this is one constant."""
-
-
-def result_warnings(*, frames: torch.Tensor | None = None, audio: torch.Tensor | None = None) -> list[Warned]:
-    """Return what a user should know of pictures [f, H, W, 3] in 0..1 or a soundtrack [..., 2, N].
-
-    Codes ``nan_result`` (values that are no numbers; they become black or silence) and ``silent_audio``.
-    """
-    warnings = []
-    if frames is not None and not bool(frames.isfinite().all()):
-        warnings.append(Warned("nan_result", "The pictures hold values that are not numbers; they were made black."))
-    if audio is not None:
-        if not bool(audio.isfinite().all()):
-            warnings.append(Warned("nan_result", "The sound holds values that are not numbers; they were silenced."))
-        if bool(((audio.amax(dim=-1) - audio.amin(dim=-1)) < _CONSTANT).all()):
-            warnings.append(Warned("silent_audio", "The soundtrack is one constant: nothing will be heard."))
-    return warnings
 
 
 class Mp4Writer:
     """Writes one file; use it as a context manager: an exception inside removes the file."""
 
-    def __init__(self, path: str | Path, *, width: int, height: int, audio: torch.Tensor | None) -> None:
+    def __init__(self, path: str | Path, *, width: int, height: int, audio: npt.NDArray[np.float32] | None) -> None:
         """Start writing ``path``.
 
         Args:
             width, height: pixels, even.
             audio: [2, N] at 32 kHz in -1..1 (the rest is clipped, what is not a number is silenced), or None.
-        """
-        self._path = Path(path)
-        self._sound = None if audio is None else _clean_sound(audio)
-        self._size = (width, height)
-        self._chunks: queue.Queue[npt.NDArray[np.uint8] | None] = queue.Queue(_QUEUE)
-        self._error: Exception | None = None
-        self._aborted = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="mp4-writer", daemon=True)
-        self._thread.start()
-
-    def add(self, frames: torch.Tensor) -> None:
-        """Append pictures [f, H, W, 3] uint8; waits while the encoder is behind.
 
         Raises:
-            JobError: when an earlier piece could not be written.
+            JobError: when the file cannot be made.
+        """
+        self._path = Path(path)
+        self._size = (width, height)
+        self._container: Any = None
+        sound = None if audio is None else _clean_sound(audio)
+        self._encoder = self._guarded(lambda: self._open(sound))
+
+    def add(self, frames: npt.NDArray[np.uint8]) -> None:
+        """Append pictures [f, H, W, 3].
+
+        Raises:
+            JobError: when they could not be written.
         """
         assert frames.shape[1:] == (self._size[1], self._size[0], 3), frames.shape
-        self._raise_error()
-        self._chunks.put(frames.cpu().contiguous().numpy())
+        self._guarded(lambda: self._encoder.add(frames))
 
     def close(self) -> None:
         """Finish the file.
@@ -92,15 +67,14 @@ class Mp4Writer:
         Raises:
             JobError: when it could not be written.
         """
-        self._chunks.put(None)
-        self._thread.join()
-        self._raise_error()
+        self._guarded(self._finish)
 
     def abort(self) -> None:
         """Stop and remove the file."""
-        self._aborted.set()
-        self._chunks.put(None)
-        self._thread.join()
+        if self._container is not None:
+            # It tries to write what it still has; the file goes anyway.
+            with contextlib.suppress(Exception):
+                self._container.close()
         self._path.unlink(missing_ok=True)
 
     def __enter__(self) -> Mp4Writer:
@@ -112,38 +86,31 @@ class Mp4Writer:
         else:
             self.abort()
 
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            self._path.unlink(missing_ok=True)
-            raise JobError(
-                "job_failed",
-                f"The video could not be written: {self._error}",
-                field="video",
-                remedy="Check the free space of the engine's run folder.",
-            ) from self._error
+    def _open(self, sound: npt.NDArray[np.float32] | None) -> _Encoder:
+        self._container = av.open(str(self._path), "w", format="mp4", options={"movflags": "+faststart"})
+        return _Encoder(self._container, size=self._size, sound=sound)
 
-    def _run(self) -> None:
-        chunks = self._incoming()
+    def _finish(self) -> None:
+        self._encoder.finish()
+        self._container.close()
+
+    def _guarded(self, call: Callable[[], Any]) -> Any:
         try:
-            with av.open(str(self._path), "w", format="mp4", options={"movflags": "+faststart"}) as container:
-                _Encoder(container, size=self._size, sound=self._sound).encode(chunks)
+            return call()
         except Exception as error:
             logger.exception("%s could not be written", self._path)
-            self._error = error
-            for _ in chunks:
-                continue  # nobody may wait at a full queue for a thread that is gone
-
-    def _incoming(self) -> Iterator[npt.NDArray[np.uint8]]:
-        """Yield the chunks [f, H, W, 3] until the end, which stays the end; none once aborted."""
-        while (chunk := self._chunks.get()) is not None:
-            if not self._aborted.is_set():
-                yield chunk
+            self.abort()
+            raise JobError(
+                "job_failed",
+                f"The video could not be written: {error}",
+                field="video",
+                remedy="Check the free space of the engine's run folder.",
+            ) from error
 
 
-def _clean_sound(audio: torch.Tensor) -> npt.NDArray[np.float32]:
-    """Return [2, N] fp32 in -1..1 on the CPU."""
-    sound: npt.NDArray[np.float32] = audio.detach().float().nan_to_num(nan=0.0).clamp(-1, 1).cpu().contiguous().numpy()
-    return sound
+def _clean_sound(audio: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return [2, N] finite in -1..1."""
+    return np.ascontiguousarray(np.nan_to_num(audio, nan=0.0).clip(-1, 1), dtype=np.float32)
 
 
 class _Encoder:
@@ -159,6 +126,7 @@ class _Encoder:
         context.colorspace = Colorspace.ITU709
         context.color_primaries = ColorPrimaries.BT709
         context.color_trc = ColorTrc.BT709
+        self._count = 0
         self._sound = sound
         self._sound_done = 0
         if sound is not None:
@@ -167,14 +135,15 @@ class _Encoder:
             )
             self._audio.bit_rate = _AUDIO_BIT_RATE
 
-    def encode(self, chunks: Iterable[npt.NDArray[np.uint8]]) -> None:
-        """Encode ``chunks`` of [f, H, W, 3], then what the two coders still hold."""
-        count = 0
-        for chunk in chunks:
-            for picture in chunk:
-                self._add_picture(picture, count)
-                count += 1
-                self._add_sound(until=count * geometry.SAMPLE_RATE // geometry.FPS)
+    def add(self, pictures: npt.NDArray[np.uint8]) -> None:
+        """Encode [f, H, W, 3] and the sound up to their end."""
+        for picture in pictures:
+            self._add_picture(picture, self._count)
+            self._count += 1
+            self._add_sound(until=self._count * geometry.SAMPLE_RATE // geometry.FPS)
+
+    def finish(self) -> None:
+        """Encode what the two coders still hold, and the rest of the sound."""
         self._container.mux(self._video.encode(None))
         if self._sound is not None:
             self._add_sound(until=self._sound.shape[1] + _AUDIO_PIECE)

@@ -1,7 +1,8 @@
 """What a job gives: events, and pieces of its result as files that the controller takes over.
 
 Rank 0 has `RelayOutputs`; the others have `NoOutputs` and so run the same code. A piece is announced when its file is
-complete and never touched afterwards. Raises OSError when the disk is full or the controller is gone.
+complete and never touched afterwards. Nothing here waits for who takes the pieces but `wait_for_room`. Raises OSError
+when the disk is full or the controller is gone.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from safetensors.torch import load_file, save_file
 
+from .backlog import Backlog
 from .contract.messages import Event, event_to_dict
 from .link import RankLink
 
@@ -38,11 +40,14 @@ class Outputs(Protocol):
     ) -> None:
         """Give piece ``index`` of ``name`` as one safetensors file."""
 
-    def new_file(self, name: str) -> Path:
-        """Return a path for a file that `file` will announce."""
+    def movie(self, name: str, tensor: torch.Tensor, *, index: int = 0) -> None:
+        """Give the MP4's writer its ``audio`` [2, N] fp32, or chunk ``index`` of its ``frames`` [f, H, W, 3] uint8."""
 
-    def file(self, name: str, path: Path, file_format: str) -> None:
-        """Give the finished file ``path``, whole, as ``name``."""
+    def end_movie(self) -> None:
+        """Tell the MP4's writer that it has everything; the controller gives the file then."""
+
+    def wait_for_room(self) -> None:
+        """Wait until most chunks of frames were taken; see `Backlog`."""
 
     def same(self, name: str, path: Path) -> None:
         """Give the input file ``path`` back as it is."""
@@ -54,10 +59,11 @@ class Outputs(Protocol):
 class RelayOutputs:
     """Rank 0's: writes below the job's folder and announces over the link."""
 
-    def __init__(self, link: RankLink, job_id: str, folder: Path, *, number: int = 0) -> None:
+    def __init__(self, link: RankLink, job_id: str, folder: Path, backlog: Backlog, *, number: int = 0) -> None:
         self._link = link
         self._job_id = job_id
         self._folder = folder
+        self._backlog = backlog
         self._number = number
 
     def event(self, event: Event) -> None:
@@ -78,15 +84,23 @@ class RelayOutputs:
         """Write and announce one safetensors file."""
         path = self._folder / f"{name}-{self._number}-{index}.safetensors"
         save_file({key: tensor.cpu().contiguous() for key, tensor in tensors.items()}, path, metadata)
-        self._announce(name, path, "safetensors", index=index, last=last)
+        self._count(name)
+        self._announce(name, path, index=index, last=last)
 
-    def new_file(self, name: str) -> Path:
-        """Return a path in the job's folder."""
-        return self._folder / f"{self._number}-{name}"
+    def movie(self, name: str, tensor: torch.Tensor, *, index: int = 0) -> None:
+        """Write and announce one safetensors file for the MP4's writer."""
+        path = self._folder / f"movie-{name}-{self._number}-{index}.safetensors"
+        save_file({name: tensor.cpu().contiguous()}, path)
+        self._count(name)
+        self._tell_movie(name, str(path))
 
-    def file(self, name: str, path: Path, file_format: str) -> None:
-        """Announce ``path``."""
-        self._announce(name, path, file_format)
+    def end_movie(self) -> None:
+        """Tell that nothing follows."""
+        self._tell_movie("finish", None)
+
+    def wait_for_room(self) -> None:
+        """Wait for the takers."""
+        self._backlog.wait_for_room()
 
     def same(self, name: str, path: Path) -> None:
         """Map the input, touch all its pages, and announce another link to the same bytes."""
@@ -94,16 +108,25 @@ class RelayOutputs:
         logger.debug("echo of %s, sum of one byte a page %d", name, touched)
         copy = self._folder / f"{name}-0.safetensors"
         os.link(path, copy)
-        self._announce(name, copy, "safetensors")
+        self._announce(name, copy)
 
-    def _announce(self, name: str, path: Path, file_format: str, *, index: int = 0, last: bool = True) -> None:
+    def _count(self, name: str) -> None:
+        if name == "frames":
+            # Before it is announced: it may be taken at once.
+            self._backlog.add()
+
+    def _tell_movie(self, name: str, path: str | None) -> None:
+        about = {"op": "movie", "job_id": self._job_id, "output": self._number}
+        self._link.send({**about, "name": name, "path": path})
+
+    def _announce(self, name: str, path: Path, *, index: int = 0, last: bool = True) -> None:
         message: dict[str, Any] = {"op": "output", "job_id": self._job_id, "output": self._number}
-        piece = {"name": name, "index": index, "last": last, "format": file_format, "path": str(path)}
+        piece = {"name": name, "index": index, "last": last, "format": "safetensors", "path": str(path)}
         self._link.send({**message, **piece})
 
     def of_output(self, number: int) -> RelayOutputs:
         """Return the same with another number."""
-        return RelayOutputs(self._link, self._job_id, self._folder, number=number)
+        return RelayOutputs(self._link, self._job_id, self._folder, self._backlog, number=number)
 
 
 def _flat(tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -127,12 +150,14 @@ class NoOutputs:
     ) -> None:
         """Nothing."""
 
-    def new_file(self, name: str) -> Path:
-        """Nowhere."""
-        raise AssertionError("only rank 0 writes files")
-
-    def file(self, name: str, path: Path, file_format: str) -> None:
+    def movie(self, name: str, tensor: torch.Tensor, *, index: int = 0) -> None:
         """Nothing."""
+
+    def end_movie(self) -> None:
+        """Nothing."""
+
+    def wait_for_room(self) -> None:
+        """Rank 0 waits for all."""
 
     def same(self, name: str, path: Path) -> None:
         """Nothing."""

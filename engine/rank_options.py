@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .contract import geometry
+
 CANNOT_START = "cannot_start"
 """Key in the fleet's store that a rank sets when starting again would fail again (the controller was told why)."""
 PARTITIONS = ("transformer", "transformer_ref")
@@ -89,7 +91,34 @@ class ParallelOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankOptions(ParallelOptions):
+class VaeOptions:
+    """Where the VAEs live and how their work is divided; checked by the server (`config_vae`).
+
+    Attributes:
+        vae_tile, vae_tile_overlap: side of a tile and the least overlap of neighbours, pixels.
+        vae_resident: whether both VAEs stay on the device between uses, if they fit.
+        vae_on_one_rank: whether rank 0 alone holds and runs the video VAE; else all ranks do.
+        media_encode: ``patch``, the ranks that hold the video VAE encode together, or ``leader``, rank 0 alone.
+        gather_workspace_mb: megabytes (1e6 bytes) of gather buffers that a rank may keep.
+        release_gather_workspace: whether they are given back whenever a VAE leaves the device.
+    """
+
+    vae_tile: int = geometry.TRAINED_TILE
+    vae_tile_overlap: int = geometry.TRAINED_TILE_OVERLAP
+    vae_resident: bool = False
+    vae_on_one_rank: bool = False
+    media_encode: str = "patch"
+    gather_workspace_mb: int = 1024
+    release_gather_workspace: bool = False
+
+    @property
+    def trained_tiles(self) -> bool:
+        """Whether the tiles are those that the VAE was trained on."""
+        return (self.vae_tile, self.vae_tile_overlap) == (geometry.TRAINED_TILE, geometry.TRAINED_TILE_OVERLAP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOptions(ParallelOptions, VaeOptions):
     """Options of every rank; checked by the server before.
 
     Attributes:

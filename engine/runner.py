@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import load_file
 
 from .conditioning import NOTHING, Conditions
+from .contract import latent_file
 from .contract.errors import EngineError, JobCancelled, JobError, RequestError
 from .contract.requests import (
     Decode,
@@ -34,6 +35,7 @@ from .contract.requests import (
     stages_of,
 )
 from .frames import FrameSink, Mp4Frames, TensorFrames
+from .health import describe_latents
 from .models.bundle import Models
 from .noise import NoiseShapes, NoiseWorker
 from .outputs import Outputs
@@ -51,13 +53,13 @@ from .stages.denoise import check_conditioning, denoise
 from .stages.encode_media import EncodedMedium, encode_media
 from .stages.encode_prompt import encode_prompt
 from .vae.chunks import count_chunks
+from .vae.crew import VaeCrew
+from .vae.memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
 
 _TEXT_LIMIT = 2000
-_APART = frozenset({"encode_media", "decode_audio", "decode_video"})
-"""Stages without data collectives; so is ``encode_prompt`` while the text encoder is not divided."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,9 @@ class JobResult:
 class JobRunner:
     """Runs jobs, one after the other, on what this rank holds."""
 
-    def __init__(self, models: Models, mesh: Mesh, watchdog: Watchdog) -> None:
+    def __init__(self, models: Models, vaes: VaeCrew, mesh: Mesh, watchdog: Watchdog) -> None:
         self._models = models
+        self._vaes = vaes
         self._mesh = mesh
         self._watchdog = watchdog
 
@@ -92,7 +95,7 @@ class JobRunner:
         agreement = Agreement(self._mesh, cancelled)
         request = parse_request(message["request"])
         progress = Progress(_planned(request), outputs.event)
-        job = _Job(self._models, self._mesh, agreement, progress, outputs)
+        job = _Job(self._models, self._vaes, agreement, progress, outputs)
         # All ranks ended the previous job together.
         self._mesh.quiet = True
         self._watchdog.watch_job(message["job_id"])
@@ -113,6 +116,8 @@ class JobRunner:
             unusable = self._recover(agreement) or isinstance(error, torch.AcceleratorError)
             return JobResult(agreement.outcome.to_dict(), must_restart=any(collect_json(unusable, self._mesh)))
         finally:
+            # A decoding that nobody read to its end.
+            self._vaes.staging.clear()
             self._watchdog.watch_job(None)
 
     def _fail_together(self, job_id: str, agreement: Agreement, error: EngineError, cause: Exception) -> None:
@@ -141,8 +146,7 @@ def job_error(error: Exception, *, stage: str | None, rank: int) -> EngineError:
         return error
     where = {"stage": stage, "rank": rank}
     named = f"[rank {rank}] {type(error).__name__}"
-    # The CPU's allocator has no error type of its own.
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error):
+    if is_out_of_memory(error):
         return JobError(
             "out_of_memory",
             f"{named}: out of memory (stage {stage})",
@@ -166,17 +170,25 @@ def _planned(request: Request) -> tuple[str, ...]:
 class _Job:
     """The stages of one job on one rank."""
 
-    def __init__(self, models: Models, mesh: Mesh, agreement: Agreement, progress: Progress, outputs: Outputs) -> None:
+    def __init__(
+        self, models: Models, vaes: VaeCrew, agreement: Agreement, progress: Progress, outputs: Outputs
+    ) -> None:
+        mesh = vaes.mesh
         self._models = models
         self._mesh = mesh
         self._agreement = agreement
         self._progress = progress
         self._outputs = outputs
-        self._apart = _APART if mesh.teams else _APART | {"encode_prompt"}
-        self._ctx = StageContext(models, mesh.device, self._report, self._boundary)
+        self._apart = {"decode_audio"}
+        self._apart |= set() if mesh.teams else {"encode_prompt"}
+        self._apart |= set() if vaes.shared else {"decode_video"}
+        self._apart |= set() if vaes.encoders.shared else {"encode_media"}
+        self._ctx = StageContext(models, mesh.device, self._report, self._boundary, vaes)
 
     def _boundary(self) -> None:
         """Meet the other ranks before a step of the stage that runs; see `StageContext.boundary`."""
+        # Here and nowhere else: the others wait in a group that never times out.
+        self._outputs.wait_for_room()
         self._meet(quiet=self._progress.stage in self._apart)
 
     def _meet(self, *, quiet: bool) -> None:
@@ -326,7 +338,8 @@ class _Job:
                 noise=noise,
             )
             self._meet(quiet=True)
-        self._outputs.of_output(number).tensors("latents", vars(latents))
+        metadata = latent_file.describe(latents.video.shape[2], seed=request.seed + number)
+        self._outputs.of_output(number).tensors("latents", vars(latents), metadata=metadata)
         return latents
 
     def _decode(self, latents: Latents, request: Decode | Generate, outputs: Outputs) -> dict[str, Any]:
@@ -350,7 +363,11 @@ def _sizes(request: EncodeMedia | Denoise | Generate) -> tuple[int, int, int]:
 def _frame_sink(
     outputs: Outputs, latents: Latents, audio: torch.Tensor | None, request: Decode | Generate
 ) -> FrameSink:
-    if request.container == "mp4":
-        return Mp4Frames(outputs, audio)
     chunks = count_chunks(latents.video.shape[2])
-    return TensorFrames(outputs, audio, chunks=chunks, dtype=request.frame_dtype)
+
+    def describe() -> str:
+        return describe_latents(latents.video, latents.audio)
+
+    if request.container == "mp4":
+        return Mp4Frames(outputs, audio, chunks=chunks, describe=describe)
+    return TensorFrames(outputs, audio, chunks=chunks, dtype=request.frame_dtype, describe=describe)

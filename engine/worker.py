@@ -26,6 +26,7 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistStoreError
 
+from .backlog import Backlog
 from .checkpoint import open_checkpoint
 from .contract.errors import ConfigError, EngineError
 from .devices import pick_device, pick_dtype, share_cores
@@ -44,6 +45,7 @@ from .parallel.watchdog import EXIT_STATUS, Watchdog
 from .parallel.weights import held_bytes, plan_divisions, text_encoder_ranks
 from .rank_options import CANNOT_START, PARTITIONS, WEIGHTED, RankOptions, restart_wanted
 from .runner import JobResult, JobRunner
+from .vae.crew import VaeCrew, build_crew
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +104,7 @@ class Relay:
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._cancel = threading.Event()
         self._job_id: str | None = None
+        self._backlog = Backlog(self._cancel.is_set)
         self._told = 0.0
 
     def start(self) -> None:
@@ -112,16 +115,25 @@ class Relay:
         for message in self._link.messages():
             if message["op"] == "cancel":
                 if message["job_id"] == self._job_id:
-                    self._cancel.set()
+                    self._stop_job()
+                continue
+            if message["op"] == "taken":
+                if message["job_id"] == self._job_id:
+                    self._backlog.take()
                 continue
             if message["op"] == "run":
+                self._backlog = Backlog(self._cancel.is_set)
                 self._job_id = message["job_id"]
             if message["op"] == "stop":
-                self._cancel.set()
+                self._stop_job()
             self._inbox.put(message)
         logger.info("the controller closed the link")
-        self._cancel.set()
+        self._stop_job()
         self._inbox.put({"op": "stop"})
+
+    def _stop_job(self) -> None:
+        self._cancel.set()
+        self._backlog.wake()
 
     def commands(self) -> Iterator[Command]:
         """Yield jobs until told to stop; each is published for the other ranks first."""
@@ -141,14 +153,14 @@ class Relay:
 
     def begin(self, command: Command) -> Outputs:
         """Return where the job's outputs go."""
-        return RelayOutputs(self._link, command["job_id"], Path(command["folder"]))
+        return RelayOutputs(self._link, command["job_id"], Path(command["folder"]), self._backlog)
 
-    def end(self, command: Command, result: JobResult) -> None:
-        """Tell that all ranks ended the job."""
+    def end(self, command: Command, result: JobResult, *, workspace: int) -> None:
+        """Tell that all ranks ended the job, and the bytes of gather buffers that this one keeps."""
         self._job_id = None
         self._cancel.clear()
         message = {"op": "end", "job_id": command["job_id"], "error": result.error, "facts": result.facts}
-        self._link.send({**message, "restarting": result.must_restart})
+        self._link.send({**message, "restarting": result.must_restart, "gather_workspace_bytes": workspace})
 
     def loading(self, component: str, done: int, total: int) -> None:
         """Tell how far loading is, not too often."""
@@ -193,7 +205,7 @@ class Follower:
         """Return outputs that go nowhere."""
         return NoOutputs()
 
-    def end(self, command: Command, result: JobResult) -> None:
+    def end(self, command: Command, result: JobResult, *, workspace: int) -> None:
         """Rank 0 tells."""
 
     def loading(self, component: str, done: int, total: int) -> None:
@@ -250,8 +262,9 @@ class Worker:
             )
             if self._options.compile:
                 compile_blocks(transformer)
+        vaes = build_crew(models, self._mesh, self._options, rank_weights=self._options.rank_weights)
         self._role.ready(self._info(models))
-        return self._serve(JobRunner(models, self._mesh, self._watchdog))
+        return self._serve(JobRunner(models, vaes, self._mesh, self._watchdog), vaes)
 
     def _together(self, step: Callable[[], _T]) -> _T | None:
         """Return the result of ``step``; None on all ranks when it failed on one, which the controller is then told."""
@@ -291,7 +304,10 @@ class Worker:
             shard_weights=options.shard_weights,
         )
         keep = kept_components(
-            checkpoint.components, rank=mesh.layout.rank, text_encoder_ranks=options.text_encoder_tp_degree
+            checkpoint.components,
+            rank=mesh.layout.rank,
+            text_encoder_ranks=options.text_encoder_tp_degree,
+            vae_on_one_rank=options.vae_on_one_rank,
         )
         models = load_models(
             checkpoint,
@@ -319,13 +335,13 @@ class Worker:
             "weight_bytes": [report["weight_bytes"] for report in reports],
         }
 
-    def _serve(self, runner: JobRunner) -> int:
+    def _serve(self, runner: JobRunner, vaes: VaeCrew) -> int:
         for command in self._role.commands():
             result = runner.run(command, self._role.begin(command), self._role.cancelled)
             if result.error is not None:
                 # The frames of a traceback hold tensors and groups in cycles.
                 gc.collect()
-            self._role.end(command, result)
+            self._role.end(command, result, workspace=vaes.workspace.bytes)
             if result.must_restart:
                 self._common.set(restart_wanted(self._options.launch), "")
                 # The fleet stops all ranks as soon as one ends: rank 0 must have told of the job.
@@ -342,17 +358,20 @@ def connect_store() -> TCPStore:
     return TCPStore(address, port, is_master=False, timeout=_STORE_TIMEOUT)
 
 
-def kept_components(needed: Iterable[str], *, rank: int, text_encoder_ranks: int = 1) -> frozenset[str]:
-    """Return what a rank loads: the transformers everywhere, encoders and decoders on rank 0 alone.
+def kept_components(
+    needed: Iterable[str], *, rank: int, text_encoder_ranks: int = 1, vae_on_one_rank: bool = False
+) -> frozenset[str]:
+    """Return what a rank loads: the transformers and the video VAE everywhere, the rest on rank 0 alone.
 
     Args:
         needed: the components that the served stages need.
         text_encoder_ranks: how many ranks, the first ones, hold the text encoder together.
+        vae_on_one_rank: whether rank 0 alone holds the video VAE too.
     """
     if rank == 0:
         return frozenset(needed)
-    everywhere = {*PARTITIONS, "text_encoder"} if rank < text_encoder_ranks else {*PARTITIONS}
-    return frozenset(needed) & everywhere
+    shared = {*PARTITIONS, *(() if vae_on_one_rank else ("vae",))}
+    return frozenset(needed) & (shared | {"text_encoder"} if rank < text_encoder_ranks else shared)
 
 
 def main() -> int:

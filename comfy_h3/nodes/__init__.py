@@ -9,6 +9,7 @@ from .encode import H3EngineEncodeMedia, H3EngineTextEncode
 from .engine import H3EngineConnect
 from .guide import H3EngineGuide
 from .keyframes import H3EngineKeyframes
+from .latent_files import H3EngineLoadLatent, H3EngineSaveLatent
 from .latents import H3EngineEmptyLatent
 from .references import H3EngineReferenceAudio, H3EngineReferenceImage, H3EngineReferenceVideo
 from .sample import H3EngineSampler
@@ -32,4 +33,6 @@ class H3EngineExtension(ComfyExtension):  # type: ignore[misc]
             H3EngineReferenceAudio,
             H3EngineGuide,
             H3EngineEncodeMedia,
+            H3EngineSaveLatent,
+            H3EngineLoadLatent,
         ]

@@ -10,7 +10,7 @@ from comfy_api.latest import InputImpl, io
 from ...engine.contract.errors import RequestError
 from ...engine.contract.geometry import FPS, SAMPLE_RATE
 from ...engine.contract.requests import Decode
-from ..convert import latent_to_part, piece_to_audio, pieces_to_images
+from ..convert import ImageStream, latent_to_part, piece_to_audio
 from ..launcher import EngineSpec
 from ..waiting import run_job
 from .common import engine_input, node_errors, schema
@@ -65,10 +65,10 @@ class H3EngineDecode(io.ComfyNode):  # type: ignore[misc]
                     remedy=f"Use {' or '.join(_PRECISIONS)}.",
                 )
             request = Decode("decode", "tensors", "float32" if frame_precision == "float32" else "uint8")
-            result = await run_job(engine, request, {"latents": latent_to_part(latent)})
-            images = pieces_to_images(result.pieces["frames"])
+            stream = ImageStream()
+            result = await run_job(engine, request, {"latents": latent_to_part(latent)}, images=stream)
             audio = piece_to_audio(result.pieces["audio"][0], SAMPLE_RATE)
-        return io.NodeOutput(images, audio)
+        return io.NodeOutput(stream.images(), audio)
 
 
 class H3EngineDecodeToVideo(io.ComfyNode):  # type: ignore[misc]

@@ -22,6 +22,10 @@ AUDIO_LATENTS_PER_SECOND = 40
 SAMPLES_PER_AUDIO_LATENT = 800
 SAMPLE_RATE = 32_000
 AUDIO_CHANNELS = 2
+TRAINED_TILE = 256
+"""Side of the tiles in which the VAE was trained, pixels; another one changes the picture."""
+TRAINED_TILE_OVERLAP = 64
+"""Their least overlap, pixels."""
 _MAX_SECONDS = 1e9
 """Far above every operator's limit, and small enough for exact arithmetic."""
 FRAMES_PER_LATENT = (1, 4, 4, 4, 4)

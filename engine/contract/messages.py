@@ -75,10 +75,23 @@ class Resume:
     after: int = 0
 
 
-TO_ENGINE: dict[str, type[Any]] = {"submit": Submit, "cancel": Cancel, "resume": Resume}
+@dataclass(frozen=True)
+class Received:
+    """The client has all events up to ``after``, with their bytes: chunks of ``frames`` among them may be deleted.
+
+    Attributes:
+        job_id: the job.
+        after: the last event number that arrived; `Resume` cannot go back before it any more.
+    """
+
+    job_id: str
+    after: int
 
 
-def parse_to_engine(data: Mapping[str, Any]) -> Submit | Cancel | Resume:
+TO_ENGINE: dict[str, type[Any]] = {"submit": Submit, "cancel": Cancel, "resume": Resume, "received": Received}
+
+
+def parse_to_engine(data: Mapping[str, Any]) -> Submit | Cancel | Resume | Received:
     """Read a client's message strictly.
 
     Raises:
@@ -94,7 +107,7 @@ def parse_to_engine(data: Mapping[str, Any]) -> Submit | Cancel | Resume:
             value=kind,
             remedy=f"Use one of {', '.join(TO_ENGINE)}.",
         )
-    message: Submit | Cancel | Resume = parse_object(cls, data, path="", skip=("type",))
+    message: Submit | Cancel | Resume | Received = parse_object(cls, data, path="", skip=("type",))
     return message
 
 
@@ -161,7 +174,8 @@ class Output:
     """A piece of the result; its bytes follow as ``parts``.
 
     Attributes:
-        name: ``conditioning``, ``latents``, ``frames``, ``audio``, ``video`` or, for ``echo``, the input's name.
+        name: ``conditioning``, ``latents``, ``frames``, ``audio``, ``preview``, ``video`` or, for ``echo``, the
+            input's name.
         index: 0, 1, … among the pieces of this name (``frames`` come chunk by chunk, to be joined in this order).
         last: whether it is the last piece of this name.
         format: ``safetensors`` or ``mp4``.
@@ -216,6 +230,7 @@ WARNINGS: dict[str, str] = {
     "media_held": "a clip was lengthened by holding its last picture",
     "media_alpha": "a picture has transparent parts; their stored colours are shown",
     "large_reference": "a reference takes more rows than the model was trained with",
+    "untrained_tiles": "the VAE's tiles are not those that it was trained on",
     "silent_audio": "the soundtrack is silent or constant",
     "nan_result": "the result holds values that are not numbers",
     "queue_wait": "the job waits for another one",

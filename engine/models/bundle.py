@@ -11,6 +11,9 @@ import torch
 
 from ..contract.limits import ModelFacts
 
+VAES = ("vae", "audio_vae")
+"""Those that are on the device only while they are used."""
+
 
 def _no_processor() -> Any:
     raise AssertionError("the controller lets no pictures through without a processor")

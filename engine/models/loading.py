@@ -32,7 +32,7 @@ from transformers import AutoTokenizer
 from ..checkpoint import Checkpoint, Component
 from ..contract.errors import ConfigError
 from ..rank_options import WEIGHTED
-from .bundle import Models
+from .bundle import VAES, Models
 from .own_code import own_class, trust
 from .pieces import Division, Piece
 from .processor import load_processor
@@ -59,7 +59,7 @@ def load_models(
     on_bytes: OnBytes,
     divisions: Mapping[str, Division] = _NOTHING_DIVIDED,
 ) -> Models:
-    """Load the components in ``keep``.
+    """Load the components in ``keep`` to ``device``; VAEs to the CPU, whence their owner (``vae.staging``) takes them.
 
     Args:
         dtype: compute type; modules that diffusers keeps in fp32 stay so.
@@ -87,7 +87,8 @@ def load_models(
         models.load_processor = functools.partial(load_processor, processor)
     progress = _Progress(on_bytes, sum(part.bytes for part in built.values()))
     for name, part in built.items():
-        setattr(models, name, part.fill(device=device, dtype=dtype, progress=progress))
+        where = torch.device("cpu") if name in VAES else device
+        setattr(models, name, part.fill(device=where, dtype=dtype, progress=progress))
     return models
 
 

@@ -101,6 +101,23 @@ def start_transfer(sent: torch.Tensor, received: torch.Tensor, *, mesh: Mesh, ax
     return Transfer(works, mesh, axis)
 
 
+def bring_to_first(
+    sent: Sequence[torch.Tensor], arriving: Mapping[int, Sequence[torch.Tensor]], *, mesh: Mesh, kind: str
+) -> None:
+    """Send ``sent`` to rank 0, which passes what it fills with the tensors of each other rank; return when all is here.
+
+    Ranks that send nothing need not call. Tensors are contiguous; both sides agree on their number, types and shapes.
+    """
+    with data_collective(mesh) as group:
+        operations = [dist.P2POp(dist.isend, tensor, group=group, group_peer=_SOURCE) for tensor in sent]
+        for rank, tensors in arriving.items():
+            operations += [dist.P2POp(dist.irecv, tensor, group=group, group_peer=rank) for tensor in tensors]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+    received = sum(tensor.nbytes for tensors in arriving.values() for tensor in tensors)
+    mesh.account.moved(kind, sent=sum(tensor.nbytes for tensor in sent), received=received)
+
+
 def all_gather(x: torch.Tensor, mesh: Mesh) -> torch.Tensor:
     """Return [world_size, *x.shape]: every rank's ``x``, in rank order."""
     out = x.new_empty((mesh.layout.world_size, *x.shape))

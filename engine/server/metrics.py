@@ -48,6 +48,12 @@ def render_metrics(controller: Controller) -> str:
         _family("bytes_in_total", "counter", "Bytes of parts received.", [({}, stats.bytes_in)]),
         _family("bytes_out_total", "counter", "Bytes of parts and results sent.", [({}, stats.bytes_out)]),
         _family("restarts_total", "counter", "Times the ranks were lost and restarted.", [({}, stats.restarts)]),
+        _family(
+            "gather_workspace_bytes",
+            "gauge",
+            "Buffers for the VAE's tiles that rank 0 keeps.",
+            [({}, stats.gather_workspace_bytes)],
+        ),
     ]
     return "".join(families)
 

@@ -102,6 +102,30 @@ async def get_result(request: web.Request) -> web.StreamResponse:
     return web.FileResponse(result, headers=headers)
 
 
+@ROUTES.get("/v1/jobs/{id}/latents")
+async def get_latents(request: web.Request) -> web.StreamResponse:
+    """The latents that a ``generate`` job sampled, as safetensors, also when its decoding failed; ``?output=N``.
+
+    Raises:
+        RequestError: ``unknown_job`` or ``no_result``.
+    """
+    job = _job_of(request)
+    number = request.query.get("output", "0")
+    known = {str(index): path for index, path in enumerate(job.latents)}
+    path = known.get(number)
+    if path is None or not path.is_file():
+        raise RequestError(
+            "no_result",
+            f"The job is in the state {job.state!r} and has no latents {number} to give.",
+            field="job_id",
+            value=job.id,
+            remedy="Latents of the task 'generate' are kept, as long as its MP4; other tasks send theirs.",
+        )
+    request.app[CONTROLLER].stats.bytes_out += path.stat().st_size
+    name = f'attachment; filename="{job.id}-{number}.safetensors"'
+    return web.FileResponse(path, headers={"Content-Type": "application/octet-stream", "Content-Disposition": name})
+
+
 @ROUTES.post("/v1/generate")
 async def post_generate(request: web.Request) -> web.Response:
     """Queue a video: the fields of `Generate` without ``task``, and optionally ``job_id``. Answers 202 with the job.

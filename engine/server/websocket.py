@@ -19,7 +19,7 @@ from aiohttp import ClientConnectionResetError, WSCloseCode, WSMsgType, web
 from ..contract import framing
 from ..contract.errors import EngineBusyError, EngineError, JobCancelled, RequestError
 from ..contract.fields import parse_json
-from ..contract.messages import Cancel, Failed, Resume, Submit, event_to_dict, parse_to_engine
+from ..contract.messages import Cancel, Failed, Received, Resume, Submit, event_to_dict, parse_to_engine
 from ..contract.requests import parse_request
 from ..contract.version import PROTOCOL_VERSION
 from ..controller import Controller
@@ -106,6 +106,9 @@ class Connection:
             await self._submit(message)
         elif isinstance(message, Cancel):
             await self._cancel(message.job_id)
+        elif isinstance(message, Received):
+            jobs = self._controller.jobs
+            jobs.received(jobs.get(message.job_id), message.after)
         else:
             self._resume(message)
 
@@ -237,6 +240,7 @@ class Connection:
             with job.following():
                 async for sent in job.follow(after):
                     await self._send(sent)
+                    job.sent(sent.data["seq"])
         except ClientConnectionResetError:
             logger.info("job %s: the connection was lost at event %d", job.id, job.last_seq)
         except FileNotFoundError:

@@ -15,6 +15,7 @@ import torch
 
 if TYPE_CHECKING:
     from ..models.bundle import Models
+    from ..vae.crew import VaeCrew
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,11 @@ class StageContext:
         report: (step, total) after each step or chunk. Rank-local, must not block.
         boundary: all ranks call it the same number of times, before each step or chunk; raises `JobCancelled`, or the
             error of whichever rank failed, on every rank together.
+        vaes: the owner of the VAEs, through which alone they are used; None where no stage uses one.
     """
 
     models: Models
     device: torch.device
     report: Callable[[int, int], None]
     boundary: Callable[[], None]
+    vaes: VaeCrew | None = None

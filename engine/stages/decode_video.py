@@ -1,8 +1,10 @@
 """Stage ``decode_video``: video latents to pictures, chunk by chunk.
 
-Promise: the chunks, joined, are bit-equal to diffusers' decode; memory holds one chunk, whatever the length.
-``boundary`` before each chunk on every rank, also on ranks without the VAE, which yield nothing. Raises what
-``boundary`` raises.
+Promise: the chunks, joined, are bit-equal to diffusers' decode with the same tiles, on any number of ranks; memory
+holds one chunk, its tiles and one round of tiles, whatever the length. All ranks that hold the VAE decode; rank 0
+yields each chunk while the others work on the next, the other ranks yield nothing. ``boundary`` before each round of
+tiles on every rank. The VAE is on the device until the iterator ends, fails or is closed. Raises what ``boundary``
+raises, and `JobError` ``out_of_memory`` naming what holds the memory.
 """
 
 from __future__ import annotations
@@ -11,34 +13,37 @@ from collections.abc import Iterator
 
 import torch
 
-from ..vae.chunks import count_chunks, decode_chunks
+from ..vae.chunks import count_chunks
 from ..vae.pixels import PIXEL_MEAN, PIXEL_STD
+from ..vae.spread import decode_frames
 from .base import StageContext
 
 
 def decode_video(ctx: StageContext, video: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the pictures of ``video`` [1, C, T, h, w] (normalised) in order.
+    """Yield the pictures of ``video`` [1, C, T, h, w] (normalised) in order; every rank calls it with the same.
 
     Yields:
-        [f, H, W, 3] fp32 in 0..1, not yet rounded, on the rank's device; `count_chunks` (T) pieces.
+        [f, H, W, 3] fp32 in 0..1, not yet rounded, on the rank's device; `count_chunks` (T) pieces on rank 0.
     """
+    assert ctx.vaes is not None
     total = count_chunks(video.shape[2])
+    latents = video.to(ctx.device, torch.float32)
     vae = ctx.models.vae
-    if vae is None:
-        for _ in range(total):
-            ctx.boundary()
-        return
-    mean = torch.tensor(vae.config.latents_mean, device=ctx.device).view(1, -1, 1, 1, 1)
-    std = torch.tensor(vae.config.latents_std, device=ctx.device).view(1, -1, 1, 1, 1)
-    latents = video.to(ctx.device, torch.float32) * std + mean
-    pixel_mean = torch.tensor(PIXEL_MEAN, device=ctx.device).view(1, -1, 1, 1, 1)
-    pixel_std = torch.tensor(PIXEL_STD, device=ctx.device).view(1, -1, 1, 1, 1)
-    for index, pixels in enumerate(decode_chunks(vae, latents, before_chunk=ctx.boundary)):
-        frames = (pixels.float() * pixel_std + pixel_mean).clamp(0, 1)  # [1, 3, f, H, W]
+    if vae is not None:
+        latents = latents * _channels(vae.config.latents_std, ctx) + _channels(vae.config.latents_mean, ctx)
+    mean, std = _channels(PIXEL_MEAN, ctx), _channels(PIXEL_STD, ctx)
+    pieces = decode_frames(ctx.vaes, latents, boundary=ctx.boundary, ratio=ctx.models.facts.spatial_ratio)
+    for index, pixels in enumerate(pieces):
+        frames = (pixels.float() * std).add_(mean).clamp_(0, 1)  # [1, 3, f, H, W]
         yield frames[0].permute(1, 2, 3, 0).contiguous()
         ctx.report(index + 1, total)
 
 
+def _channels(values: tuple[float, ...], ctx: StageContext) -> torch.Tensor:
+    """Return ``values``, one a channel, as [1, C, 1, 1, 1]."""
+    return torch.tensor(values, device=ctx.device).view(1, -1, 1, 1, 1)
+
+
 def to_uint8(frames: torch.Tensor) -> torch.Tensor:
     """Round pictures 0..1 to bytes as diffusers does (half to even); what is not a number becomes 0."""
-    return (frames.nan_to_num(nan=0.0) * 255).round().to(torch.uint8)
+    return frames.nan_to_num(nan=0.0).mul_(255).round_().to(torch.uint8)

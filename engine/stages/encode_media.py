@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import torch
 
 from ..contract import geometry
-from ..vae.encode import encode_pixels, encode_waveform, sample_latents
+from ..vae.encode import normalise_pixels, sample_latents
+from ..vae.sound import encode_sound
+from ..vae.spread import encode_pixels
 from .base import Prepared, StageContext
 
 
@@ -25,7 +27,7 @@ class EncodedMedium:
 
 
 def encode_media(ctx: StageContext, media: Sequence[Prepared]) -> list[EncodedMedium] | None:
-    """Encode ``media`` in order; None on a rank without the VAEs.
+    """Encode ``media`` in order; every rank calls it with the same. None on ranks that do not answer.
 
     Of a clip the first 17k+5 frames are used, of fewer than 5 the first.
     """
@@ -35,17 +37,18 @@ def encode_media(ctx: StageContext, media: Sequence[Prepared]) -> list[EncodedMe
         audio = None if medium.waveform is None else _encode_sound(ctx, medium.waveform)
         found.append(EncodedMedium(video, audio))
         ctx.report(number, len(media))
-    return None if ctx.models.vae is None else found
+    return found if ctx.vaes is not None and ctx.vaes.answers else None
 
 
 def _encode_frames(ctx: StageContext, frames: torch.Tensor) -> torch.Tensor | None:
-    vae = ctx.models.vae
-    used = frames[: geometry.floor_frames(frames.shape[0])]
-    moments = encode_pixels(vae, used, boundary=ctx.boundary)
-    return None if moments is None else sample_latents(vae, moments)
+    assert ctx.vaes is not None
+    used = frames[: geometry.floor_frames(frames.shape[0])].permute(3, 0, 1, 2)[None]
+    ratio = ctx.models.facts.spatial_ratio
+    moments = encode_pixels(ctx.vaes, used, boundary=ctx.boundary, ratio=ratio, prepare=normalise_pixels)
+    return None if moments is None else sample_latents(ctx.models.vae, moments)
 
 
 def _encode_sound(ctx: StageContext, waveform: torch.Tensor) -> torch.Tensor | None:
+    assert ctx.vaes is not None
     ctx.boundary()
-    audio_vae = ctx.models.audio_vae
-    return None if audio_vae is None else encode_waveform(audio_vae, waveform)
+    return encode_sound(ctx.vaes, waveform[None])

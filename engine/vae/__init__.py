@@ -1,1 +1,1 @@
-"""The VAE's decoding, in chunks."""
+"""The VAEs: their owner (staging), tiles over all ranks (tiles, crew, spread), gather buffers (workspace), sound."""

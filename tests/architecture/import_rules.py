@@ -15,7 +15,7 @@ COMFYUI_SHIPS = ("torch", "numpy", "PIL", "av", "aiohttp", "safetensors", "yaml"
 HEAVY = ("torch", "diffusers", "transformers", "accelerate", "torchvision", "torchaudio")
 TORCH_FREE = ("engine.contract", "engine.server", "engine.controller", "engine.cache", "engine.planner",
               "engine.config", "engine.env", "engine.checkpoint", "engine.link", "engine.cli", "engine.client",
-              "engine.wire", "engine.layout", "engine.packages", "engine.__main__")  # fmt: skip
+              "engine.wire", "engine.layout", "engine.packages", "engine.mux", "engine.__main__")  # fmt: skip
 """Rooms without torch. A suffix belongs to its room: ``engine.cli_demo`` to ``engine.cli``."""
 DISTRIBUTED = ("engine.parallel", "engine.fleet", "engine.worker")
 
@@ -25,7 +25,7 @@ LAYERS: dict[str, int] = {
     "config": 2, "client": 2,
     "models": 3, "packing": 3, "conditioning": 3, "masking": 3, "noise": 3, "sampling": 3, "vae": 3, "media": 3,
     "mux": 3, "tiny": 3, "devices": 3, "parallel": 3, "offload": 3,
-    "stages": 4, "outputs": 4, "progress": 4, "frames": 4,
+    "stages": 4, "backlog": 4, "outputs": 4, "progress": 4, "health": 4, "frames": 4,
     "runner": 5,
     "worker": 6,
     "fleet": 7,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -73,18 +74,57 @@ def test_a_latent_off_the_lattice_is_not_sampled(convert: Any, latents: int) -> 
         convert.whole_frames(torch.zeros(1, 24, latents, 4, 4))
 
 
-def test_uint8_pieces_become_one_image_batch_in_order(convert: Any) -> None:
+def test_uint8_chunks_become_one_image_batch_as_they_come_and_a_repeated_one_changes_nothing(convert: Any) -> None:
     first, second = torch.full((2, 4, 4, 3), 255, dtype=torch.uint8), torch.zeros(1, 4, 4, 3, dtype=torch.uint8)
-    images = convert.pieces_to_images([bytearray(save({"frames": piece})) for piece in (first, second)])
+    second[0, 1, 2] = 51
+    stream = convert.ImageStream()
+    for index, piece in ((0, first), (1, second), (1, second)):
+        last = stream.take(index, bytearray(save({"frames": piece})), total=3)
+        assert torch.equal(last, piece[-1])
+    images = stream.images()
     assert images.shape == (3, 4, 4, 3)
     assert images.dtype == torch.float32
-    assert images[0].min() == 1.0
-    assert images[2].max() == 0.0
+    assert images[:2].min() == 1.0
+    assert torch.equal(images[2], second[0] / 255)
 
 
-def test_float_pieces_are_not_rounded(convert: Any) -> None:
+def test_float_chunks_are_not_rounded(convert: Any) -> None:
     frames = torch.rand(2, 4, 4, 3)
-    assert torch.equal(convert.pieces_to_images([bytearray(save({"frames": frames}))]), frames)
+    stream = convert.ImageStream()
+    stream.take(0, bytearray(save({"frames": frames})), total=2)
+    assert torch.equal(stream.images(), frames)
+
+
+@pytest.mark.parametrize("mask", ["none", "nested", "plain"])
+def test_a_latent_with_its_masks_comes_back_from_a_file_bit_equal(
+    h3pack: ModuleType, tmp_path: Path, mask: str
+) -> None:
+    module = importlib.import_module("h3pack.comfy_h3.latent_file")
+    latent = pair()
+    if mask == "nested":
+        latent["noise_mask"] = Nested(torch.rand(1, 1, 7, 4, 4), torch.rand(1, 1, 2, 37))
+    elif mask == "plain":
+        latent["noise_mask"] = torch.rand(1, 64, 64)
+    path = tmp_path / "x.h3latent.safetensors"
+    module.save_latent(path, latent, texts={"prompt": "{}"})
+    back, facts = module.load_latent(path, nested=lambda tensors: Nested(*tensors))
+    assert set(back) == set(latent)
+    for name in latent:
+        pairs = zip(
+            *(list(x.unbind()) if isinstance(x, Nested) else [x] for x in (back[name], latent[name])), strict=True
+        )
+        assert all(torch.equal(one, other) for one, other in pairs)
+    assert (facts["frames"], facts["fps"], facts["seconds"]) == (22, 24, 0.917)
+
+
+@pytest.mark.parametrize("tensors", [{"x": torch.zeros(2)}, {"video": torch.zeros(1, 24, 7, 4, 4)}, {}])
+def test_a_file_without_both_streams_is_no_latent(h3pack: ModuleType, tmp_path: Path, tensors: Any) -> None:
+    module = importlib.import_module("h3pack.comfy_h3.latent_file")
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(save(tensors))
+    with pytest.raises(Exception, match="holds no MiniMax-H3 latent") as caught:
+        module.load_latent(path, nested=list)
+    assert (caught.value.code, caught.value.field) == ("bad_tensor", "file")
 
 
 def test_sound_keeps_its_rate(convert: Any) -> None:

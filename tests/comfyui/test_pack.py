@@ -14,7 +14,7 @@ from tests.support.comfyui import PACK_NAME, ComfyUI
 pytestmark = pytest.mark.comfyui
 
 SNAPSHOT = Path(__file__).with_name("schemas.json")
-TEMPLATES = ("fl2va", "guides", "ref2va", "t2va", "t2va_parallel", "two_engines")
+TEMPLATES = ("fl2va", "guides", "keep_latent", "ref2va", "t2va", "t2va_parallel", "two_engines")
 NODE_IDS = (
     "H3EngineConnect",
     "H3EngineTextEncode",
@@ -28,6 +28,8 @@ NODE_IDS = (
     "H3EngineReferenceAudio",
     "H3EngineGuide",
     "H3EngineEncodeMedia",
+    "H3EngineSaveLatent",
+    "H3EngineLoadLatent",
 )
 
 

@@ -126,3 +126,66 @@ async def test_interrupt_stops_within_a_step_and_the_next_prompt_runs(comfyui: C
     assert again.seconds < run.seconds + 3
     with urllib.request.urlopen(comfyui.engine_url() + f"/v1/jobs/{newest['job_id']}", timeout=5) as answer:
         assert json.loads(answer.read())["state"] == "cancelled"
+
+
+async def test_a_sampled_latent_is_saved_before_it_is_decoded_and_decodes_again_alone(comfyui: ComfyUI) -> None:
+    prompt = make_t2va(decode__latent=["keep", 0])
+    prompt["keep"] = {
+        "class_type": "H3EngineSaveLatent",
+        "inputs": {"latent": ["sample", 0], "filename_prefix": "kept/fox"},
+    }
+    run = await run_prompt(comfyui, prompt)
+    assert run.of("execution_success"), run.of("execution_error")
+    finished = [event["node"] for event in run.of("executed")]
+    assert finished.index("keep") < finished.index("save")
+    saved = next(event for event in run.of("executed") if event["node"] == "keep")["output"]["latents"][0]
+    name = f"{saved['subfolder']}/{saved['filename']} [output]"
+    assert name in comfyui.get("/object_info")["H3EngineLoadLatent"]["input"]["required"]["file"][1]["options"]
+    again = make_t2va(decode__latent=["load", 0])
+    del again["encode"], again["latent"], again["sample"]
+    again["load"] = {"class_type": "H3EngineLoadLatent", "inputs": {"file": name}}
+    run = await run_prompt(comfyui, again)
+    assert run.of("execution_success"), run.of("execution_error")
+    facts = video_facts(output_file(comfyui, next(event for event in run.of("executed") if event["node"] == "save")))
+    assert (facts.frames, facts.width) == (FRAMES, 64)
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret.safetensors", "/etc/passwd", "nothing.safetensors", "../../secret.safetensors [output]"]
+)
+async def test_a_latent_outside_of_the_folders_is_not_loaded(comfyui: ComfyUI, name: str) -> None:
+    for folder in (comfyui.base, comfyui.base.parent):
+        (folder / "secret.safetensors").write_bytes(b"secret")
+    prompt = make_t2va(decode__latent=["load", 0])
+    prompt["load"] = {"class_type": "H3EngineLoadLatent", "inputs": {"file": name}}
+    run = await run_prompt(comfyui, prompt)
+    assert run.status == 400
+    assert "There is no latent" in json.dumps(run.answer)
+
+
+async def test_a_latent_is_not_saved_outside_of_the_output_folder(comfyui: ComfyUI) -> None:
+    prompt = make_t2va(decode__latent=["keep", 0])
+    prompt["keep"] = {
+        "class_type": "H3EngineSaveLatent",
+        "inputs": {"latent": ["latent", 0], "filename_prefix": "../../outside"},
+    }
+    run = await run_prompt(comfyui, prompt)
+    assert "filename_prefix" in run.error
+    assert not list(comfyui.base.parent.glob("outside*"))
+
+
+def _shown_pictures(run: Run, node: str) -> int:
+    """Return how many preview pictures ComfyUI sent for ``node``."""
+    with_metadata = 4
+    return sum(f'"{node}"'.encode() in data and b"JFIF" in data for data in run.of(f"binary_{with_metadata}"))
+
+
+@pytest.mark.parametrize("kind", ["H3EngineDecodeToVideo", "H3EngineDecode"])
+async def test_pictures_are_shown_on_the_node_while_it_decodes(comfyui: ComfyUI, kind: str) -> None:
+    prompt = make_t2va(latent__seconds=3.9, sample__steps=1)
+    prompt["decode"]["class_type"] = kind
+    if kind == "H3EngineDecode":
+        prompt["save"] = {"class_type": "PreviewImage", "inputs": {"images": ["decode", 0]}}
+    run = await run_prompt(comfyui, prompt)
+    assert run.of("execution_success"), run.of("execution_error")
+    assert _shown_pictures(run, "decode") >= 2

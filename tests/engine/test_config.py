@@ -14,11 +14,14 @@ from engine.cli_serve import add_arguments
 from engine.config import OPTIONS, EngineConfig, build_config, is_loopback
 from engine.config_devices import Devices
 from engine.config_layout import check_layout
+from engine.config_vae import check_tiles, tile_warnings
 from engine.contract.errors import ConfigError
 from engine.contract.limits import ModelFacts
-from engine.controller_fleet import _layout_flags
+from engine.contract.requests import STAGES
+from engine.controller_fleet import _layout_flags, _vae_flags
 from engine.fleet import parse_arguments
-from engine.rank_options import ModelOptions, ParallelOptions, RankOptions
+from engine.rank_options import ModelOptions, ParallelOptions, RankOptions, VaeOptions
+from engine.worker import kept_components
 
 
 @pytest.fixture(autouse=True)
@@ -288,6 +291,48 @@ def test_the_layout_reaches_the_ranks() -> None:
     for given in (layout, ParallelOptions(ulysses_degree=12)):
         options, _ = parse_arguments([*plain.split(), "--data-timeout", "5", *_layout_flags(given)])
         assert RankOptions.from_json(options.to_json()).to_dict() == given.to_dict()
+
+
+def test_tiles_that_cannot_be_are_refused_with_those_that_can(tmp_path: Path) -> None:
+    error = refuse(tmp_path, model="/a", vae_tile=128, vae_tile_overlap=96)
+    assert (error.code, error.field, error.value) == ("config_conflict", "vae_tile_overlap", 96)
+    assert error.remedy == "Use 64 or less, or larger tiles."
+    options = build(tmp_path, "vae_tile: 200\n", model="/a").vae
+    with pytest.raises(ConfigError) as caught:
+        check_tiles(options, ModelFacts())
+    assert (caught.value.field, caught.value.value, caught.value.remedy) == ("vae_tile", 200, "Use 192.")
+    check_tiles(VaeOptions(), ModelFacts())
+
+
+def test_other_tiles_than_the_trained_ones_are_warned_of() -> None:
+    assert tile_warnings(VaeOptions()) == ()
+    (warning,) = tile_warnings(VaeOptions(vae_tile=512))
+    assert warning.code == "untrained_tiles"
+    assert "512" in warning.message
+    assert "256 and 64" in warning.message
+
+
+def test_the_options_of_the_vaes_reach_the_ranks(tmp_path: Path) -> None:
+    text = "vae-resident: true\nvae_on_one_rank: true\ngather_workspace_mb: 7\nrelease-gather-workspace: true\n"
+    plain = "--model m --nproc-per-node 1 --ulysses-degree 1 --device cpu --dtype fp32 --stages denoise --run-dir r"
+    for given in (build(tmp_path, text, model="/a", vae_tile=512, vae_tile_overlap=32).vae, VaeOptions()):
+        words = [*plain.split(), "--link", "l", "--data-timeout", "5", *_vae_flags(given)]
+        options = RankOptions.from_json(parse_arguments(words)[0].to_json())
+        assert {name: getattr(options, name) for name in vars(given)} == vars(given)
+
+
+@pytest.mark.parametrize(
+    ("rank", "one", "kept"),
+    [
+        (0, False, {"text_encoder", "transformer", "vae", "audio_vae"}),
+        (1, False, {"text_encoder", "transformer", "vae"}),
+        (2, False, {"transformer", "vae"}),
+        (2, True, {"transformer"}),
+    ],
+)
+def test_every_rank_holds_the_video_vae_unless_told_otherwise(rank: int, one: bool, kept: set[str]) -> None:
+    assert kept_components(STAGES, rank=rank, text_encoder_ranks=2, vae_on_one_rank=one) == kept
+    assert kept_components(("denoise",), rank=rank) == {"transformer"}
 
 
 def test_one_rank_per_accelerator_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

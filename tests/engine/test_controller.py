@@ -20,6 +20,7 @@ from engine.controller import Controller
 from engine.controller_fleet import FleetProcess
 from engine.controller_folder import open_run_folder
 from engine.controller_jobs import Job
+from engine.rank_options import VaeOptions
 from tests.support.jobs import new_id
 
 PLAN = Plan(EncodePrompt("encode_prompt", "a boat"))
@@ -67,7 +68,7 @@ async def end(
     restarting: bool = False,
 ) -> None:
     message = {"op": "end", "job_id": job.id, "error": error, "facts": facts or {}}
-    await controller.fleet_said({**message, "restarting": restarting})
+    await controller.fleet_said({**message, "restarting": restarting, "gather_workspace_bytes": 12})
 
 
 async def give_video(controller: Controller, job: Job) -> Path:
@@ -257,6 +258,14 @@ async def test_events_of_another_job_and_late_outputs_are_dropped(controller: Co
     message = {"op": "output", "job_id": job.id, "name": "video", "index": 0, "last": True, "format": "mp4"}
     await controller.fleet_said({**message, "path": "/no/such/file"})
     assert (controller.stats.stage_count["encode_prompt"], job.results) == (1, {})
+
+
+async def test_decoding_in_untrained_tiles_is_warned_of(controller: Controller) -> None:
+    request = Generate("generate", "a boat", frames=124)
+    assert (await controller.check(request, {})).warnings == ()
+    controller.config = dataclasses.replace(controller.config, vae=VaeOptions(vae_tile=128))
+    assert [warning.code for warning in (await controller.check(request, {})).warnings] == ["untrained_tiles"]
+    assert (await controller.check(EncodePrompt("encode_prompt", "a boat"), {})).warnings == ()
 
 
 async def test_the_prompts_tokens_are_counted_before_queueing(controller: Controller) -> None:

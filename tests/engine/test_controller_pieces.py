@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from engine.contract.checks import Plan
-from engine.contract.errors import ConfigError, EngineBusyError, JobCancelled, RequestError
+from engine.contract.errors import ConfigError, EngineBusyError, JobCancelled, JobError, RequestError
 from engine.contract.framing import pack_slice, unpack_slice
 from engine.contract.messages import Done, Output, Part, Queued, StageStarted, Started, Step, Submit
-from engine.contract.requests import Echo
+from engine.contract.requests import Echo, Generate
 from engine.controller_folder import RunFolder, open_run_folder
-from engine.controller_jobs import Job
+from engine.controller_jobs import Job, with_latents
 from engine.server.uploads import Upload, check_announcement
 from engine.wire import PartWriter, describe_part, hash_file, read_slice
 
@@ -66,6 +66,50 @@ async def test_a_released_job_keeps_its_last_event_and_its_result(tmp_path: Path
     assert job.release() == [tmp_path / "latents"]
     assert [sent.data["type"] async for sent in job.follow(0)] == ["done"]
     assert (job.last_seq, job.results) == (3, {0: tmp_path / "video"})
+
+
+def add_chunks(job: Job, folder: Path) -> list[Path]:
+    """Give a job three chunks of frames, events 2 to 4, and its sound before them; return the chunks' files."""
+    job.add_output(Output("audio", 0, True, "safetensors", parts=(Part("audio", 1, ""),)), folder / "audio")
+    files = [folder / f"frames-{index}" for index in range(3)]
+    for index, file in enumerate(files):
+        job.add_output(Output("frames", index, index == 2, "safetensors", parts=(Part("frames", 1, ""),)), file)
+    return files
+
+
+def test_a_chunk_counts_as_taken_once_however_often_it_is_sent(tmp_path: Path) -> None:
+    job, taken = make_job(tmp_path), []
+    job.on_taken = lambda: taken.append(job.last_seq)
+    add_chunks(job, tmp_path)
+    counts = []
+    for seq in (1, 2, 1, 2, 4, 3):
+        job.sent(seq)
+        counts.append(len(taken))
+    assert counts == [0, 1, 1, 1, 3, 3]
+
+
+def test_chunks_that_a_client_has_may_be_deleted_once_and_nothing_else(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    files = add_chunks(job, tmp_path)
+    assert [job.received(seq) for seq in (1, 3, 3, 2, 99)] == [[], files[:2], [], [], files[2:]]
+    job.emit(Done(1.0))
+    job.release()
+    assert job.received(99) == []
+
+
+def test_latents_are_kept_of_generate_alone_and_survive_its_error(tmp_path: Path) -> None:
+    for plan, kept in ((Plan(Generate("generate", "boat")), [tmp_path / "latents"]), (Plan(ECHO), [])):
+        job = Job("id", plan, tmp_path, None, {})
+        latents = Output("latents", 0, True, "safetensors", parts=(Part("latents", 1, ""),))
+        job.add_output(latents, tmp_path / "latents")
+        for name in ("latents", "movie-frames-0.safetensors"):
+            (tmp_path / name).touch()
+        error = with_latents(JobError("out_of_memory", "full", remedy="Less."), job)
+        job.fail(error)
+        assert job.latents == kept
+        assert job.keeps == bool(kept)
+        assert ("latents" in error.details, "Less." in str(error.remedy)) == (bool(kept), True)
+        assert job.release() == sorted({tmp_path / "latents", tmp_path / "movie-frames-0.safetensors"} - set(kept))
 
 
 def test_a_cancelled_job_is_in_a_state_of_its_own(tmp_path: Path) -> None:

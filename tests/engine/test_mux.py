@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from engine.contract.errors import JobError
-from engine.mux import Mp4Writer, result_warnings
+from engine.health import result_warnings
+from engine.mux import Mp4Writer
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDTH, HEIGHT, FRAMES = 96, 64, 22
@@ -41,9 +42,9 @@ def _pictures() -> torch.Tensor:
 @pytest.fixture(scope="module")
 def movie(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("mux") / "movie.mp4"
-    with Mp4Writer(path, width=WIDTH, height=HEIGHT, audio=_tone()) as writer:
-        writer.add(_pictures()[:17])
-        writer.add(_pictures()[17:])
+    with Mp4Writer(path, width=WIDTH, height=HEIGHT, audio=_tone().numpy()) as writer:
+        writer.add(_pictures()[:17].numpy())
+        writer.add(_pictures()[17:].numpy())
     return path
 
 
@@ -98,15 +99,15 @@ def test_the_index_stands_before_the_data(movie: Path) -> None:
 @pytest.mark.parametrize("samples", [800, 8 * 800 + 3, 200 * 800])
 def test_sound_shorter_or_longer_than_the_pictures_is_whole(tmp_path: Path, samples: int) -> None:
     path = tmp_path / "movie.mp4"
-    with Mp4Writer(path, width=32, height=32, audio=torch.full((2, samples), 0.2)) as writer:
-        writer.add(torch.zeros(5, 32, 32, 3, dtype=torch.uint8))
+    with Mp4Writer(path, width=32, height=32, audio=np.full((2, samples), 0.2, np.float32)) as writer:
+        writer.add(np.zeros((5, 32, 32, 3), np.uint8))
     assert samples <= _sound(path).shape[1] < samples + 1024
 
 
 def test_a_movie_without_sound_has_one_stream(tmp_path: Path) -> None:
     path = tmp_path / "movie.mp4"
     with Mp4Writer(path, width=32, height=32, audio=None) as writer:
-        writer.add(torch.zeros(5, 32, 32, 3, dtype=torch.uint8))
+        writer.add(np.zeros((5, 32, 32, 3), np.uint8))
     with av.open(str(path)) as container:
         assert [stream.type for stream in container.streams] == ["video"]
 
@@ -116,18 +117,18 @@ def test_sound_that_is_no_number_or_too_loud_is_silenced_and_clipped(tmp_path: P
     sound = torch.zeros(2, 16_000)
     sound[0, :8_000] = float("nan")
     sound[1] = torch.sin(torch.arange(16_000) / 20) * float("inf")
-    with Mp4Writer(path, width=32, height=32, audio=sound) as writer:
-        writer.add(torch.zeros(12, 32, 32, 3, dtype=torch.uint8))
+    with Mp4Writer(path, width=32, height=32, audio=sound.numpy()) as writer:
+        writer.add(np.zeros((12, 32, 32, 3), np.uint8))
     back = _sound(path)
     assert np.isfinite(back).all()
     assert np.abs(back[0]).max() < 0.01
 
 
 def test_a_file_that_cannot_be_written_fails_the_job_and_blocks_nobody(tmp_path: Path) -> None:
-    writer = Mp4Writer(tmp_path / "missing" / "movie.mp4", width=32, height=32, audio=None)
     with pytest.raises(JobError, match="could not be written") as caught:  # noqa: PT012
+        writer = Mp4Writer(tmp_path / "missing" / "movie.mp4", width=32, height=32, audio=None)
         for _ in range(50):
-            writer.add(torch.zeros(5, 32, 32, 3, dtype=torch.uint8))
+            writer.add(np.zeros((5, 32, 32, 3), np.uint8))
         writer.close()
     assert caught.value.code == "job_failed"
 
@@ -135,7 +136,7 @@ def test_a_file_that_cannot_be_written_fails_the_job_and_blocks_nobody(tmp_path:
 def test_an_exception_inside_removes_the_file(tmp_path: Path) -> None:
     path = tmp_path / "movie.mp4"
     with pytest.raises(KeyError), Mp4Writer(path, width=32, height=32, audio=None) as writer:  # noqa: PT012
-        writer.add(torch.zeros(5, 32, 32, 3, dtype=torch.uint8))
+        writer.add(np.zeros((5, 32, 32, 3), np.uint8))
         raise KeyError("stop")
     assert not path.exists()
 
@@ -155,22 +156,21 @@ def test_values_that_are_no_numbers_are_told_and_good_ones_are_not() -> None:
 _DISK_OF_EVERY_SIZE = """
 import faulthandler, resource, sys
 from pathlib import Path
-import torch
+import numpy as np
 from engine.contract.errors import JobError
 from engine.mux import Mp4Writer
 
 def write(path):
-    with Mp4Writer(path, width=64, height=64, audio=torch.rand(2, 29_600) - 0.5) as writer:
+    noise = np.random.default_rng(0)
+    with Mp4Writer(path, width=64, height=64, audio=noise.random((2, 29_600), np.float32) - 0.5) as writer:
         for _ in range(2):
-            writer.add(torch.randint(0, 256, (11, 64, 64, 3), dtype=torch.uint8))
+            writer.add(noise.integers(0, 256, (11, 64, 64, 3), np.uint8))
 
 # A file that does not fit: the kernel refuses the write, as on a full disk.
 faulthandler.dump_traceback_later(60, exit=True)
-torch.manual_seed(0)
 write(path := Path(sys.argv[1]))
 whole = path.stat().st_size
 for part in (0, 1 / 4, 1 / 2, 3 / 4, 1):
-    torch.manual_seed(0)
     limit = max(0, int(whole * part) - 1)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     try:

@@ -1,4 +1,4 @@
-"""Pictures and sound on their way out of a job: pieces, warnings, files."""
+"""Pictures and sound on their way out of a job: pieces, warnings, what the MP4's writer is given."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from engine.contract.messages import Event, Warned
 from engine.frames import Mp4Frames, TensorFrames
+from engine.health import describe_latents
 
 SOUND = torch.linspace(-0.5, 0.5, 7200).sin().expand(1, 2, 7200).contiguous()
 
@@ -17,11 +18,11 @@ SOUND = torch.linspace(-0.5, 0.5, 7200).sin().expand(1, 2, 7200).contiguous()
 class Recorded:
     """Outputs that remember what they were given."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self) -> None:
         self.events: list[Event] = []
         self.pieces: list[tuple[str, int, bool, torch.Tensor]] = []
-        self.files: list[Path] = []
+        self.movie_pieces: list[tuple[str, int, torch.Tensor]] = []
+        self.movies = 0
 
     def event(self, event: Event) -> None:
         self.events.append(event)
@@ -37,11 +38,14 @@ class Recorded:
     ) -> None:
         self.pieces.append((name, index, last, tensors[name]))
 
-    def new_file(self, name: str) -> Path:
-        return self.folder / name
+    def movie(self, name: str, tensor: torch.Tensor, *, index: int = 0) -> None:
+        self.movie_pieces.append((name, index, tensor))
 
-    def file(self, name: str, path: Path, file_format: str) -> None:
-        self.files.append(path)
+    def end_movie(self) -> None:
+        self.movies += 1
+
+    def wait_for_room(self) -> None:
+        raise AssertionError("a sink waits for nobody")
 
     def same(self, name: str, path: Path) -> None:
         raise AssertionError(name)
@@ -51,8 +55,8 @@ class Recorded:
         return [event.code for event in self.events if isinstance(event, Warned)]
 
 
-def test_frames_leave_in_numbered_pieces_after_the_sound(tmp_path: Path) -> None:
-    outputs = Recorded(tmp_path)
+def test_frames_leave_in_numbered_pieces_after_the_sound() -> None:
+    outputs = Recorded()
     with TensorFrames(outputs, SOUND, chunks=2, dtype="uint8") as sink:
         sink.add(torch.rand(17, 32, 64, 3))
         sink.add(torch.rand(5, 32, 64, 3))
@@ -62,25 +66,54 @@ def test_frames_leave_in_numbered_pieces_after_the_sound(tmp_path: Path) -> None
     assert sink.facts() == {"frames": 22, "width": 64, "height": 32, "audio_samples": 7200, "sample_rate": 32000}
 
 
-def test_float_frames_leave_unrounded(tmp_path: Path) -> None:
-    outputs = Recorded(tmp_path)
+def test_float_frames_leave_unrounded() -> None:
+    outputs = Recorded()
     frames = torch.rand(5, 32, 32, 3)
     with TensorFrames(outputs, SOUND, chunks=1, dtype="float32") as sink:
         sink.add(frames)
     assert torch.equal(outputs.pieces[1][3], frames)
 
 
+def test_a_movie_is_given_its_sound_first_then_chunk_by_chunk_with_a_small_preview_of_each() -> None:
+    outputs = Recorded()
+    with Mp4Frames(outputs, SOUND, chunks=2) as sink:
+        sink.add(torch.rand(17, 32, 640, 3))
+        last = torch.rand(5, 32, 640, 3)
+        sink.add(last)
+    assert [piece[:2] for piece in outputs.movie_pieces] == [("audio", 0), ("frames", 0), ("frames", 1)]
+    assert outputs.movie_pieces[0][2].shape == (2, 7200)
+    assert torch.equal(outputs.movie_pieces[2][2], (last * 255).round().to(torch.uint8))
+    assert [piece[:3] for piece in outputs.pieces] == [("preview", 0, False), ("preview", 1, True)]
+    assert torch.equal(outputs.pieces[1][3], outputs.movie_pieces[2][2][-1, ::3, ::3])
+    assert outputs.movies == 1
+
+
 @pytest.mark.parametrize("constant", [-1.0, 0.0])
-def test_a_constant_soundtrack_is_reported_and_the_video_is_still_written(tmp_path: Path, constant: float) -> None:
-    outputs = Recorded(tmp_path)
-    with Mp4Frames(outputs, torch.full((1, 2, 7200), constant)) as sink:
+def test_a_constant_soundtrack_is_reported_with_its_latents_and_the_video_is_still_given(constant: float) -> None:
+    outputs = Recorded()
+    latents = torch.tensor([0.5, -2.0, torch.nan])
+
+    def describe() -> str:
+        return describe_latents(latents, latents[:2])
+
+    with Mp4Frames(outputs, torch.full((1, 2, 7200), constant), chunks=1, describe=describe) as sink:
         sink.add(torch.rand(5, 32, 64, 3))
     assert outputs.warnings == ["silent_audio"]
-    assert outputs.files[0].stat().st_size > 500
+    told = next(event.message for event in outputs.events if isinstance(event, Warned))
+    assert told == (
+        f"The soundtrack is one constant ({constant:g}): nothing will be heard. The latents: video -2 to 0.5, mean "
+        "-0.75, 1 of 3 values not numbers; sound -2 to 0.5, mean -0.75, 0 of 2 values not numbers."
+    )
+    assert outputs.movies == 1
 
 
-def test_pictures_that_are_no_numbers_are_reported_once(tmp_path: Path) -> None:
-    outputs = Recorded(tmp_path)
+def test_a_latent_without_any_number_is_described_too() -> None:
+    nothing = torch.full((4,), torch.nan)
+    assert describe_latents(nothing, nothing).count("4 of 4 values not numbers") == 2
+
+
+def test_pictures_that_are_no_numbers_are_reported_once() -> None:
+    outputs = Recorded()
     broken = torch.full((5, 32, 32, 3), torch.nan)
     with TensorFrames(outputs, SOUND, chunks=2, dtype="uint8") as sink:
         sink.add(broken)
@@ -88,24 +121,22 @@ def test_pictures_that_are_no_numbers_are_reported_once(tmp_path: Path) -> None:
     assert outputs.warnings == ["nan_result"]
 
 
-def test_an_error_leaves_no_half_written_video(tmp_path: Path) -> None:
-    outputs = Recorded(tmp_path)
+def test_an_error_leaves_the_movie_unfinished() -> None:
+    outputs = Recorded()
 
     def decode() -> None:
-        with Mp4Frames(outputs, SOUND) as sink:
+        with Mp4Frames(outputs, SOUND, chunks=2) as sink:
             sink.add(torch.rand(5, 32, 64, 3))
             raise ValueError("the decoder failed")
 
     with pytest.raises(ValueError, match="the decoder failed"):
         decode()
-    assert outputs.files == []
-    assert list(tmp_path.iterdir()) == []
+    assert outputs.movies == 0
 
 
-def test_a_rank_without_decoders_makes_nothing(tmp_path: Path) -> None:
-    outputs = Recorded(tmp_path)
-    with Mp4Frames(outputs, None) as sink:
+def test_a_rank_without_decoders_makes_nothing() -> None:
+    outputs = Recorded()
+    with Mp4Frames(outputs, None, chunks=1) as sink:
         pass
     assert sink.facts() == {}
-    assert outputs.files == []
-    assert list(tmp_path.iterdir()) == []
+    assert (outputs.pieces, outputs.movie_pieces, outputs.movies) == ([], [], 0)

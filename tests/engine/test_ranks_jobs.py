@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +13,12 @@ from typing import Any
 import av
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tests.support.ranks import Ended, Fleet, Message, descendants
+from engine.backlog import CHUNKS_AHEAD
+from engine.contract.latent_file import read_facts
+from tests.support.ranks import ROOT, Ended, Fleet, Message, descendants
 
 pytestmark = pytest.mark.ranks
 
@@ -42,15 +48,65 @@ def assert_serves_the_next_job(fleet: Fleet) -> None:
     assert ended.facts["frames"] == 22
 
 
-def test_generate_gives_an_mp4_with_sound_and_the_latents_before_it(fleet: Fleet) -> None:
+def test_generate_gives_the_latents_first_and_the_movie_piece_by_piece(fleet: Fleet) -> None:
     ended = fleet.run(SMALL)
     assert ended.error is None
-    names = [m["name"] for m in ended.messages if m["op"] == "output"]
-    assert names == ["latents", "video"]
-    with av.open(str(ended.outputs("video")[0])) as container:
+    given = [(m["op"], m["name"]) for m in ended.messages if m["op"] in ("output", "movie")]
+    assert given == [
+        ("output", "latents"),
+        ("movie", "audio"),
+        ("movie", "frames"),
+        ("output", "preview"),
+        ("movie", "finish"),
+    ]
+    pieces = [{m["name"]: m["path"] or True} for m in ended.messages if m["op"] == "movie"]
+    path = fleet.folder / "movie.mp4"
+    said = run_mux(path, [json.dumps(piece) for piece in pieces])
+    assert said == [{"taken": "frames"}, {"done": True}]
+    assert not any(Path(piece[name]).exists() for piece in pieces for name in piece if piece[name] is not True)
+    with av.open(str(path)) as container:
         assert sum(1 for _ in container.decode(video=0)) == 22
         assert container.streams.audio[0].rate == 32000
     assert ended.facts == {"frames": 22, "width": 64, "height": 64, "audio_samples": 37 * 800, "sample_rate": 32000}
+
+
+def run_mux(path: Path, lines: list[str]) -> list[Any]:
+    """Run the program that writes an MP4 on ``lines``; return what it says."""
+    command = [sys.executable, "-m", "engine.mux_process", str(path)]
+    ended = subprocess.run(
+        command, input="\n".join(lines), cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    return [json.loads(line) for line in ended.stdout.splitlines()]
+
+
+def test_a_sampled_latent_says_what_it_is(fleet: Fleet) -> None:
+    path = fleet.run({**SMALL, "seed": 7}).outputs("latents")[0]
+    with safe_open(path, "pt") as file:
+        facts = read_facts(file.metadata())
+    assert [facts[name] for name in ("frames", "seconds", "fps", "seed")] == [22, 0.917, 24, 7]
+
+
+def test_rank_0_waits_for_those_who_take_the_frames_and_a_cancellation_ends_the_wait(fleet: Fleet) -> None:
+    latents = {"video": torch.randn(1, 24, 37, 4, 4), "audio": torch.randn(1, 32, 2, 207)}
+    path = fleet.folder / "latents.safetensors"
+    save_file(latents, path)
+    job_id = fleet.start({"task": "decode"}, {"latents": path})
+    chunks = 0
+    while True:
+        try:
+            message = fleet.next(timeout=3)
+        except AssertionError:
+            break
+        chunks += message["op"] == "output" and message["name"] == "frames"
+    assert CHUNKS_AHEAD < chunks <= CHUNKS_AHEAD + 2  # a round of two ranks ends two chunks of one tile
+    fleet.send({"op": "taken", "job_id": job_id})
+    fleet.send({"op": "taken", "job_id": job_id})
+    assert fleet.wait_for("output", timeout=10)["index"] == chunks
+    fleet.send({"op": "cancel", "job_id": job_id})
+    ended = fleet.finish(job_id, timeout=10)
+    assert ended.error is not None
+    assert ended.error["code"] == "cancelled"
+    assert_serves_the_next_job(fleet)
 
 
 def test_progress_never_goes_back_and_ends_at_one(fleet: Fleet) -> None:
@@ -193,6 +249,33 @@ def test_memory_that_runs_out_while_decoding_leaves_the_latents(fleet: Fleet) ->
     assert latents["video"].shape == (1, 24, 7, 4, 4)
     assert not list(ended.outputs("latents")[0].parent.glob("*.mp4"))
     assert_serves_the_next_job(fleet)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_runs_out_of_memory_once_while_decoding_tries_again(fleet: Fleet, rank: int) -> None:
+    with fleet.fault(rank=rank, module="MiniMaxH3VideoViTDecoder3d", call=0, do="oom"):
+        # Two tiles, one a rank.
+        ended = fleet.run({**SMALL, "width": 288})
+    assert ended.error is None
+    assert ended.facts["frames"] == 22
+    assert "one by one" in fleet.log
+
+
+def test_both_ranks_decode_and_the_error_of_either_is_told(fleet: Fleet) -> None:
+    ended = None
+    with fleet.fault(rank=1, module="MiniMaxH3VideoViTDecoder3d", do="oom"):
+        ended = fleet.run({**SMALL, "width": 288})
+    assert ended.error is not None
+    details = ended.error["details"]
+    assert (ended.error["code"], details["stage"], details["rank"]) == ("out_of_memory", "decode_video", 1)
+    assert details["held"]["vae"] > 0
+    assert len(ended.outputs("latents")) == 1
+    assert_serves_the_next_job(fleet)
+
+
+def test_gather_buffers_are_kept_and_told_of(fleet: Fleet) -> None:
+    first, again = (fleet.run(SMALL).messages[-1]["gather_workspace_bytes"] for _ in range(2))
+    assert first == again > 0
 
 
 def test_failed_jobs_leave_no_open_files_or_threads_behind(fleet: Fleet) -> None:

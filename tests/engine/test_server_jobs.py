@@ -70,8 +70,14 @@ async def test_the_example_of_the_protocols_page_makes_a_video(engine: EnginePro
         assert container.streams.video[0].frames == 22
 
 
-async def test_an_identical_second_request_gives_equal_bytes(client: EngineClient, tmp_path: Path) -> None:
-    assert await run_quickly(client, tmp_path) == await run_quickly(client, tmp_path)
+async def test_an_identical_second_request_gives_equal_bytes_in_the_same_buffers(
+    engine: EngineProcess, client: EngineClient, tmp_path: Path
+) -> None:
+    first = await run_quickly(client, tmp_path)
+    kept = engine.metric("gather_workspace_bytes")
+    assert kept > 0
+    assert await run_quickly(client, tmp_path) == first
+    assert engine.metric("gather_workspace_bytes") == kept
 
 
 async def test_stages_one_by_one_give_what_generate_gives(client: EngineClient, tmp_path: Path) -> None:

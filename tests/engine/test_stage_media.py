@@ -19,7 +19,8 @@ from engine.stages.base import Prepared, PromptEmbeds
 from engine.stages.denoise import denoise
 from engine.stages.encode_media import encode_media
 from engine.stages.encode_prompt import Shown, encode_prompt
-from engine.vae.encode import encode_pixels
+from engine.vae.encode import normalise_pixels
+from engine.vae.spread import encode_pixels
 from tests.support import golden, stages
 
 SETTINGS = ("use_tiling", "use_slicing", "tile_sample_min_height", "tile_sample_min_width",
@@ -108,9 +109,11 @@ def test_a_picture_moves_the_text_and_guides_do_not(models: Models) -> None:
 
 def test_one_picture_takes_the_spatial_path_and_the_vaes_settings_stay(models: Models) -> None:
     before = settings(models.vae)
-    picture = pixels(1, 288, 320)
-    moments = encode_pixels(models.vae, picture, boundary=lambda: None)
-    clip = encode_pixels(models.vae, picture.expand(17, -1, -1, -1), boundary=lambda: None)
+    picture, crew = pixels(1, 288, 320).permute(3, 0, 1, 2)[None], stages.crew(models)
+    moments, clip = (
+        encode_pixels(crew, frames, boundary=lambda: None, ratio=16, prepare=normalise_pixels)
+        for frames in (picture, picture.expand(-1, -1, 17, -1, -1))
+    )
     assert moments is not None
     assert clip is not None
     assert moments.shape == (1, 48, 1, 18, 20)

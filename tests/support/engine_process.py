@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import psutil
 
 from .side_folder import with_media_libraries
 
+FAULTS = Path(__file__).resolve().parent / "rank_faults"
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 120.0
 STOP_SECONDS = 40.0
@@ -34,10 +36,17 @@ class EngineProcess:
         options: Sequence[str] = (),
         token: str | None = None,
         media: bool = False,
+        faults: bool = False,
     ) -> None:
-        """Describe it. ``media``: whether it finds torchvision and torchaudio, which pictures and sound need."""
+        """Describe it.
+
+        Args:
+            media: whether it finds torchvision and torchaudio, which pictures and sound need.
+            faults: let `fault` plant some in the ranks.
+        """
         self.folder = folder
         self._media = media
+        self.fault_file = folder / "fault.json" if faults else None
         self.token = token
         self._ready = folder / "ready.json"
         self.log = folder / "engine.log"
@@ -62,6 +71,9 @@ class EngineProcess:
             environment["H3_ENGINE_TOKEN"] = self.token
         if self._media:
             environment = with_media_libraries(environment)
+        if self.fault_file is not None:
+            path = os.pathsep.join(filter(None, (str(FAULTS), environment.get("PYTHONPATH"))))
+            environment |= {"PYTHONPATH": path, "H3_TEST_FAULT": str(self.fault_file)}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 self.command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=ROOT, env=environment
@@ -128,6 +140,13 @@ class EngineProcess:
             float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(f"h3_engine_{name} ")
         )
 
+    @contextlib.contextmanager
+    def fault(self, **what: Any) -> Iterator[None]:
+        """Plant a fault in the ranks for the time of the block; see ``rank_faults/sitecustomize.py``."""
+        assert self.fault_file is not None
+        with planted(self.fault_file, what):
+            yield
+
     def descendants(self) -> list[psutil.Process]:
         """Return the processes below the server: the fleet and its ranks."""
         try:
@@ -138,3 +157,15 @@ class EngineProcess:
     def log_text(self) -> str:
         """Return what the engine wrote."""
         return self.log.read_text(errors="replace")[-8000:]
+
+
+@contextlib.contextmanager
+def planted(fault_file: Path, what: Mapping[str, Any]) -> Iterator[None]:
+    """Keep a fault planted for the time of the block; it is there as a whole or not at all."""
+    fresh = fault_file.with_suffix(".new")
+    fresh.write_text(json.dumps(what))
+    fresh.replace(fault_file)
+    try:
+        yield
+    finally:
+        fault_file.unlink(missing_ok=True)

@@ -6,7 +6,6 @@ Raises AssertionError when the ranks do not do what the test waits for; `Fleet.l
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import queue
 import shutil
@@ -24,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from engine.link import decode_line, encode_line
+from tests.support.engine_process import FAULTS, planted
 
 from .side_folder import with_media_libraries
 
 ROOT = Path(__file__).resolve().parents[2]
-FAULTS = Path(__file__).resolve().parent / "rank_faults"
 Message = dict[str, Any]
 
 
@@ -156,7 +155,7 @@ class Fleet:
     def finish(
         self, job_id: str, *, timeout: float = 60, on_message: Callable[[Message], None] = lambda message: None
     ) -> Ended:
-        """Collect what the job says until it ends."""
+        """Collect what the job says until it ends; chunks of frames count as taken at once."""
         ended = Ended()
         limit = time.monotonic() + timeout
         while not ended.messages or ended.messages[-1]["op"] != "end":
@@ -164,6 +163,8 @@ class Fleet:
             assert message["op"] != "lost", f"rank 0 left during the job; log:\n{self.log[-4000:]}"
             assert message["job_id"] == job_id
             ended.messages.append(message)
+            if message["op"] in ("output", "movie") and message["name"] == "frames":
+                self.send({"op": "taken", "job_id": job_id})
             on_message(message)
         return ended
 
@@ -174,11 +175,8 @@ class Fleet:
     @contextlib.contextmanager
     def fault(self, **what: Any) -> Iterator[None]:
         """Plant a fault in the ranks for the time of the block; see ``rank_faults/sitecustomize.py``."""
-        self.fault_file.write_text(json.dumps(what))
-        try:
+        with planted(self.fault_file, what):
             yield
-        finally:
-            self.fault_file.unlink()
 
     def stop(self) -> int:
         """Stop by the link, as the controller does; return the exit status."""

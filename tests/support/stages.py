@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.distributed import HashStore
 
 from engine.checkpoint import open_checkpoint
 from engine.conditioning import NOTHING, Conditions
 from engine.models.bundle import Models
 from engine.models.loading import load_models
-from engine.rank_options import WEIGHTED
+from engine.parallel.layout import Layout
+from engine.parallel.mesh import Mesh
+from engine.rank_options import WEIGHTED, VaeOptions
 from engine.runner_media import JobMedia
 from engine.stages.base import Latents, PromptEmbeds, StageContext
 from engine.stages.decode_audio import decode_audio
@@ -19,6 +23,7 @@ from engine.stages.decode_video import decode_video
 from engine.stages.denoise import denoise
 from engine.stages.encode_media import encode_media
 from engine.stages.encode_prompt import encode_prompt
+from engine.vae.crew import VaeCrew, build_crew
 
 CPU = torch.device("cpu")
 
@@ -43,10 +48,16 @@ def load(folder: Path, *, dtype: torch.dtype = torch.float32, keep: frozenset[st
     return load_models(open_checkpoint(folder), device=CPU, dtype=dtype, keep=keep, on_bytes=lambda *_: None)
 
 
+def crew(models: Models, *, tile: int = 256, overlap: int = 64, **options: Any) -> VaeCrew:
+    """Return the owner of the VAEs on one rank."""
+    mesh = Mesh(Layout(0, 1, 1), HashStore())
+    return build_crew(models, mesh, VaeOptions(vae_tile=tile, vae_tile_overlap=overlap, **options))
+
+
 def context(models: Models, calls: Calls | None = None) -> StageContext:
     """Return a one-rank context."""
     calls = calls or Calls()
-    return StageContext(models, CPU, calls.report, calls.boundary)
+    return StageContext(models, CPU, calls.report, calls.boundary, crew(models))
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ TO_ENGINE = [
     messages.Submit(1, "id", {"task": "echo"}, 3, (PART, PART)),
     messages.Cancel("id"),
     messages.Resume(1, "id", 7),
+    messages.Received("id", 7),
 ]
 EVENTS: list[messages.Event] = [
     messages.Queued(2, "busy"),

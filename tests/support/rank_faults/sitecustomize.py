@@ -2,7 +2,7 @@
 
 The file named by ``H3_TEST_FAULT`` holds ``{"rank", "module", "call", "do"}`` while a fault is planted: in that rank
 (or all, without ``rank``), each call of a torch module of that class name (the ``call``-th only, when given) does
-``raise``, ``oom``, ``kill``, ``stop`` or ``sleep`` (``seconds``).
+``raise``, ``oom``, ``kill``, ``stop``, ``sleep`` (``seconds``) or ``stall`` (for as long as the fault is planted).
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ def install(fault_file: Path) -> None:
             raise ValueError("planted fault")
         if fault["do"] == "oom":
             raise torch.OutOfMemoryError("planted")
-        if fault["do"] == "sleep":
+        if fault["do"] == "stall":
+            while fault_file.exists():
+                time.sleep(0.02)
+        elif fault["do"] == "sleep":
             time.sleep(fault["seconds"])
         else:
             os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[fault["do"]])

@@ -1,0 +1,69 @@
+"""A latent as a file: one safetensors file with both streams, their masks when there are any, and what they are.
+
+The part ``latents`` of a result is such a file, ``h3-engine decode`` takes one, and the nodes save and load them.
+Tensors: ``video`` [1, C, T, H/16, W/16] and ``audio`` [1, Ca, 2, A], normalised; ``video_mask`` [1, 1, T, H/16, W/16]
+and ``audio_mask`` [1, 1, 2, A], or one ``noise_mask`` of any shape for the video alone, 1 = to be made anew. Metadata:
+`describe`. Raises `RequestError` ``bad_tensor``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, BinaryIO
+
+from . import geometry
+from .errors import RequestError
+from .framing import TensorInfo, read_header
+from .version import ENGINE_VERSION
+
+METADATA = "minimax_h3_latent"
+"""The one entry of the metadata."""
+MASKS = ("video_mask", "audio_mask")
+PLAIN_MASK = "noise_mask"
+_DIMENSIONS = {"video": 5, "audio": 4}
+
+
+def describe(latent_frames: int, *, seed: int | None = None) -> dict[str, str]:
+    """Return the metadata of a latent of ``latent_frames`` >= 1; ``seed`` is left out where it is not known.
+
+    It is one entry, JSON with sorted names, so that equal latents are equal files.
+    """
+    frames = geometry.frames_of_latents(latent_frames)
+    facts = {
+        "engine": ENGINE_VERSION,
+        "frames": frames,
+        "seconds": round(frames / geometry.FPS, 3),
+        "fps": geometry.FPS,
+        "sample_rate": geometry.SAMPLE_RATE,
+    }
+    return {METADATA: json.dumps(facts if seed is None else {**facts, "seed": seed}, sort_keys=True)}
+
+
+def read_facts(metadata: Mapping[str, str] | None) -> dict[str, Any]:
+    """Return what `describe` wrote, nothing from a file of somebody else."""
+    try:
+        facts = json.loads((metadata or {}).get(METADATA, "{}"))
+    except ValueError:
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def read_latent_header(file: BinaryIO, length: int, *, field: str) -> Mapping[str, TensorInfo]:
+    """Return the header of a latent file of ``length`` bytes, at whose start ``file`` stands.
+
+    Raises:
+        RequestError: it is no safetensors file, or holds no MiniMax-H3 latent.
+    """
+    header = read_header(file, length, field=field)
+    wrong = [name for name, rank in _DIMENSIONS.items() if name not in header or len(header[name].shape) != rank]
+    if wrong:
+        shown = ", ".join(f"{name} {list(info.shape)}" for name, info in header.items()) or "nothing"
+        raise RequestError(
+            "bad_tensor",
+            f"The file holds no MiniMax-H3 latent: {' and '.join(wrong)} missing or of another shape.",
+            field=field,
+            value=shown,
+            remedy="Use a file of H3EngineSaveLatent, or one that h3-engine generate kept.",
+        )
+    return header

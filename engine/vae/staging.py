@@ -1,0 +1,154 @@
+"""The owner of both VAEs: brings one onto the device around each encode and decode, and takes it out again.
+
+Promise: unless both stay (``resident``), at most one VAE is on the device at a time, and none between uses; after an
+error in use, or while it was brought in, the weights are back where they were. What is on the device is on record
+(`VaeStaging.inside`), and `VaeStaging.check` compares the record with the weights. On a CPU nothing is moved, and the
+record is kept all the same. Raises `JobError` ``out_of_memory`` naming what holds the device's memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..models.bundle import VAES, Models
+from ..rank_options import WEIGHTED
+from .memory import attempt, exhausted, free_caches
+
+logger = logging.getLogger(__name__)
+
+HOME = torch.device("cpu")
+
+
+class _Home:
+    """The tensors of one VAE where they rest; nothing of it is ever copied back, since use does not change it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._places: list[tuple[nn.Module, str, torch.Tensor]] = []
+        self._plain: list[tuple[nn.Module, str, torch.Tensor]] = []
+        for module in model.modules():
+            named = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+            self._places += [(module, name, tensor) for name, tensor in named]
+            # Weights that a layer computes before each forward (torch's weight_norm) lie outside its parameters.
+            plain = [(name, value) for name, value in vars(module).items() if isinstance(value, torch.Tensor)]
+            self._plain += [(module, name, tensor) for name, tensor in plain]
+
+    def leave_for(self, device: torch.device) -> bool:
+        """Put copies on ``device`` in the tensors' places; True when all are there."""
+        for module, name, tensor in self._places:
+            copy = tensor.to(device)
+            setattr(module, name, nn.Parameter(copy, False) if isinstance(tensor, nn.Parameter) else copy)
+        return True
+
+    def come_back(self) -> None:
+        """Put the tensors themselves back; the copies are free."""
+        for module, name, tensor in [*self._places, *self._plain]:
+            setattr(module, name, tensor)
+
+    def devices(self) -> set[str]:
+        """Types of the devices on which the weights are now."""
+        return {getattr(module, name).device.type for module, name, _ in self._places}
+
+
+class VaeStaging:
+    """Both VAEs of one rank; one that it does not hold is None."""
+
+    def __init__(self, models: Models, device: torch.device, *, rank: int, resident: bool) -> None:
+        """Take over the VAEs of ``models``, which were loaded to `HOME`.
+
+        Args:
+            resident: keep both on the device, if they fit.
+        """
+        self._models = models
+        self._device = device
+        self._rank = rank
+        self._homes = {name: _Home(model) for name in VAES if (model := getattr(models, name)) is not None}
+        self._inside: list[str] = []
+        self._stay = resident and self._bring_all()
+
+    @property
+    def inside(self) -> tuple[str, ...]:
+        """The VAEs that are on the device, by the record: ``vae``, ``audio_vae``."""
+        return tuple(self._inside)
+
+    def check(self) -> None:
+        """Assert that the record is true and within the promise."""
+        assert self._stay or len(self._inside) <= 1, self._inside
+        for name, home in self._homes.items():
+            where = self._device if name in self._inside else HOME
+            assert home.devices() == {where.type}, (name, where, home.devices())
+
+    @contextmanager
+    def bring(self, name: str, *, stage: str) -> Iterator[Any]:
+        """Have the VAE ``name`` on the device inside the block; None on a rank that does not hold it.
+
+        Raises:
+            JobError: ``out_of_memory`` in ``stage``.
+        """
+        if name not in self._homes:
+            yield None
+            return
+        if not self._stay:
+            # A use that was abandoned, its generator never closed, may have left the other one in.
+            self.clear()
+            self._bring_in(name, stage)
+        try:
+            yield getattr(self._models, name)
+        finally:
+            self.clear()
+
+    def clear(self) -> None:
+        """Take out what need not stay."""
+        if not self._stay:
+            for name in self._inside:
+                self._homes[name].come_back()
+            self._inside.clear()
+
+    def held(self) -> dict[str, int]:
+        """Return the bytes of weights on the device, by component."""
+        found = {}
+        for name in WEIGHTED:
+            model = getattr(self._models, name)
+            if model is not None:
+                found[name] = sum(_bytes_on(parameter, self._device) for parameter in model.parameters())
+        return found
+
+    def _bring_in(self, name: str, stage: str) -> None:
+        if self._try(name) or self._try(name):
+            return
+        raise exhausted(f"{name} does not fit", stage=stage, rank=self._rank, held=self.held())
+
+    def _try(self, name: str) -> bool:
+        """Bring ``name`` in; whether there was room."""
+        home, arrived = self._homes[name], False
+        try:
+            arrived = attempt(lambda: home.leave_for(self._device)) is not None
+        finally:
+            if not arrived:
+                home.come_back()
+        if arrived:
+            self._inside.append(name)
+        else:
+            free_caches()
+        return arrived
+
+    def _bring_all(self) -> bool:
+        """Bring both in to stay; whether there was room."""
+        if all(self._try(name) for name in self._homes):
+            return True
+        logger.warning("the VAEs do not fit beside the other weights: each is brought in when it is needed")
+        for name in self._inside:
+            self._homes[name].come_back()
+        self._inside.clear()
+        free_caches()
+        return False
+
+
+def _bytes_on(parameter: torch.Tensor, device: torch.device) -> int:
+    local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    return local.nbytes if local.device.type == device.type else 0

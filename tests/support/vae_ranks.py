@@ -1,0 +1,241 @@
+"""What the ranks of the VAE tests do; each assertion that fails ends its rank with a traceback.
+
+One group of three ranks serves for one, two and three: the weights say who computes.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.contract.errors import JobError
+from engine.contract.geometry import latent_frames
+from engine.models.bundle import Models
+from engine.parallel.collectives import collect_json
+from engine.parallel.mesh import Mesh
+from engine.rank_options import VaeOptions
+from engine.vae.chunks import count_chunks
+from engine.vae.crew import VaeCrew, build_crew
+from engine.vae.spread import decode_frames, encode_pixels
+from engine.vae.tiles import Grid
+from tests.support import stages
+from tests.support.memory import resident_bytes
+
+RATIO = 16
+WEIGHTS = {1: (1.0, 0.0, 0.0), 2: (1.0, 1.0, 0.0), 3: (1.0, 1.0, 1.0)}
+WIDE, TALL, ONE, TWO, MANY = (96, 224), (256, 64), (64, 64), (64, 96), (128, 160)
+"""Height and width: 21:9, 1:4, one tile, fewer tiles than ranks, and many tiles of 64 pixels."""
+
+
+class Rank:
+    """A rank with the VAE of the tiny checkpoint, and diffusers' own results to compare with."""
+
+    def __init__(self, mesh: Mesh, folder: Path) -> None:
+        self.mesh = mesh
+        self.first = mesh.layout.rank == 0
+        self.models: Models = stages.load(Path((folder / "checkpoint").read_text()), keep=frozenset({"vae"}))
+        self.boundaries = 0
+        self.use_tiles(64, 16)
+
+    def use_tiles(self, size: int, overlap: int) -> None:
+        """Cut pictures into tiles of ``size``, here and in diffusers."""
+        self.crew = build_crew(self.models, self.mesh, VaeOptions(vae_tile=size, vae_tile_overlap=overlap))
+        self.models.vae.enable_tiling(size, size, overlap, overlap)
+
+    def boundary(self) -> None:
+        """Count."""
+        self.boundaries += 1
+
+    def decode(self, latents: torch.Tensor, crew: VaeCrew, **options: Any) -> torch.Tensor | None:
+        """Decode together; all ranks must have met equally often."""
+        self.boundaries = 0
+        pieces = list(decode_frames(crew, latents, boundary=self.boundary, ratio=RATIO, **options))
+        assert len(pieces) == (count_chunks(latents.shape[2]) if self.first else 0)
+        met = collect_json(self.boundaries, self.mesh)
+        assert met == [met[0]] * 3
+        return torch.cat(pieces, dim=2) if self.first else None
+
+    def check_decode(self, canvas: tuple[int, int], frames: int, *ranks: int, batch: int | None = None) -> None:
+        """Compare with diffusers, bit for bit, on each of these numbers of ranks."""
+        latents = noise(canvas, frames)
+        whole = self.whole_decode(latents) if self.first else None
+        for count in ranks:
+            made = self.decode(latents, replace(self.crew, weights=WEIGHTS[count]), batch=batch)
+            if whole is not None:
+                assert made is not None
+                assert torch.equal(made, whole), (canvas, frames, count)
+
+    def whole_decode(self, latents: torch.Tensor) -> torch.Tensor:
+        """Return what diffusers makes of it."""
+        with torch.no_grad():
+            decoded: torch.Tensor = self.models.vae.decode(latents, return_dict=False)[0]
+        return decoded
+
+    def check_encode(self, canvas: tuple[int, int], frames: int, *ranks: int) -> None:
+        """Compare the moments with diffusers', bit for bit, on each of these numbers of ranks."""
+        pixels = torch.randn(1, 3, frames, *canvas, generator=torch.Generator().manual_seed(frames))
+        with torch.no_grad():
+            whole = self.models.vae.encode(pixels, return_dict=False)[0].parameters if self.first else None
+        for count in ranks:
+            crew = replace(self.crew, weights=WEIGHTS[count])
+            moments = encode_pixels(crew, pixels, boundary=self.boundary, ratio=RATIO)
+            assert (moments is None) == (not self.first)
+            if moments is not None:
+                assert torch.equal(moments, whole), (canvas, frames, count)
+
+
+def noise(canvas: tuple[int, int], frames: int) -> torch.Tensor:
+    """Return latents for ``canvas`` (height, width) and ``frames``."""
+    height, width = canvas
+    shape = (1, 24, latent_frames(frames), height // RATIO, width // RATIO)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(frames))
+
+
+def decoding(rank: Rank) -> None:
+    """Any canvas and length, on any number of ranks."""
+    for canvas in (ONE, TWO, WIDE, TALL):
+        rank.check_decode(canvas, 22, 1, 2, 3)
+    rank.check_decode(TWO, 124, 1, 2, 3)
+    rank.check_decode(ONE, 362, 3)
+    rank.check_decode(MANY, 39, 2, 3, batch=2)
+
+
+def decoding_five_frames(rank: Rank) -> None:
+    """diffusers cannot decode five frames; the ranks agree among each other."""
+    latents = noise(MANY, 5)
+    made = [rank.decode(latents, replace(rank.crew, weights=weights)) for weights in WEIGHTS.values()]
+    if rank.first:
+        assert all(other is not None and torch.equal(other, made[0]) for other in made)
+        assert made[0] is not None
+        assert made[0].shape[2] == 5
+
+
+def decoding_in_trained_tiles(rank: Rank) -> None:
+    """256 and 64, the default."""
+    rank.use_tiles(256, 64)
+    rank.check_decode((288, 320), 22, 2, 3)
+    rank.check_encode((288, 256), 1, 3)
+
+
+def encoding(rank: Rank) -> None:
+    """Single pictures, whole clips and a clip that must be filled."""
+    rank.check_encode(TWO, 1, 1, 2, 3)
+    rank.check_encode(TWO, 22, 2, 3)
+    rank.check_encode(WIDE, 1, 3)
+
+
+def shares_by_weight(rank: Rank) -> None:
+    """A rank of twice the weight decodes twice as much, and what travels is what rank 0 lacks and uses."""
+    rank.mesh.account.reset()
+    made = rank.decode(noise(MANY, 22), replace(rank.crew, weights=(1.0, 2.0, 1.0)))
+    assert (made is not None) == rank.first
+    entry = rank.mesh.account.entries["vae_tiles"]
+    tiles = Grid.cover(*MANY, rank.crew.tiles, ratio=RATIO).count * count_chunks(latent_frames(22))
+    assert tiles == 9
+    tile = 3 * 22 * 64 * 64 * 4
+    assert (entry.sent, entry.received) == [(0, 7 * tile), (5 * tile, 0), (2 * tile, 0)][rank.mesh.layout.rank]
+
+
+def one_workspace(rank: Rank) -> None:
+    """The same geometry lands at the same address; rank 0 holds a chunk and a round, the others a round."""
+    addresses = []
+    for _ in range(3):
+        rank.decode(noise(MANY, 39), rank.crew)
+        addresses.append([buffer.data_ptr() for buffer in rank.crew.workspace._kept.values()])
+    assert addresses[0] == addresses[1] == addresses[2]
+    assert len(addresses[0]) == 1
+    slots = 9 - 1 + 3 if rank.first else 1
+    assert rank.crew.workspace.bytes == slots * 3 * 22 * 64 * 64 * 4
+    rank.decode(noise(MANY, 39), replace(rank.crew, frees_workspace=True))
+    assert rank.crew.workspace.bytes == 0
+
+
+def ranks_without_the_vae(rank: Rank) -> None:
+    """They meet the others as often, hold no buffer, and the result is the same."""
+    latents = noise(MANY, 22)
+    whole = rank.whole_decode(latents)
+    models = rank.models if rank.first else replace(rank.models, vae=None)
+    crew = build_crew(models, rank.mesh, VaeOptions(vae_tile=64, vae_tile_overlap=16, vae_on_one_rank=True))
+    made = rank.decode(latents, crew)
+    if made is None:
+        assert crew.workspace.bytes == 0
+        return
+    assert torch.equal(made, whole)
+
+
+def memory_that_runs_out_once(rank: Rank) -> None:
+    """A rank tries its tiles one by one; the result is the same. When that fails too, the error says who held what."""
+    latents = noise(MANY, 22)
+    decoder = rank.models.vae.decoder
+    calls: list[int] = []
+
+    def fail(when: Callable[[int], bool]) -> Any:
+        def hook(module: Any, inputs: Any) -> None:
+            calls.append(inputs[0].shape[0])
+            if when(len(calls)):
+                raise torch.OutOfMemoryError("planted")
+
+        return decoder.register_forward_pre_hook(hook)
+
+    handle = fail(lambda call: rank.mesh.layout.rank == 1 and call == 1)
+    made = rank.decode(latents, rank.crew, batch=2)
+    handle.remove()
+    assert calls == ([2, 1, 1, 1] if rank.mesh.layout.rank == 1 else [2, 1])
+    if made is not None:
+        assert torch.equal(made, rank.whole_decode(latents))
+    assert rank.crew.staging.inside == ()
+    handle = fail(lambda call: True)
+    with pytest.raises(JobError) as caught:
+        rank.decode(latents, rank.crew)
+    handle.remove()
+    assert caught.value.code == "out_of_memory"
+    held = caught.value.details["held"]
+    assert held["vae"] == sum(parameter.nbytes for parameter in rank.models.vae.parameters())
+    assert held["tiles"] > 0
+    assert (held["gather buffers"], rank.crew.workspace.bytes) == (0, 0)
+    assert "vae" in caught.value.message
+    assert rank.crew.staging.inside == ()
+
+
+def soak(rank: Rank) -> None:
+    """Requests of changing geometry grow nothing on any rank."""
+    rank.crew = build_crew(rank.models, rank.mesh, VaeOptions(vae_tile=64, vae_tile_overlap=16, gather_workspace_mb=1))
+    held = []
+    for request in range(150):
+        height, width = 32 + 16 * (request % 3), 32 + 16 * (request % 5)
+        rank.decode(noise((height, width), (5, 22)[request % 2]), rank.crew)
+        assert rank.crew.workspace.bytes <= 10**6
+        if request % 30 == 29:
+            gc.collect()
+            held.append(resident_bytes())
+    assert max(held[2:]) - held[1] < 8e6, held
+
+
+CASES = (
+    soak,
+    decoding,
+    decoding_five_frames,
+    encoding,
+    shares_by_weight,
+    one_workspace,
+    ranks_without_the_vae,
+    memory_that_runs_out_once,
+    decoding_in_trained_tiles,
+)
+
+
+def run_all(mesh: Mesh, folder: Path) -> None:
+    """Run every case on the same ranks; each that passed leaves a file of its name."""
+    rank = Rank(mesh, folder)
+    for case in CASES:
+        rank.use_tiles(64, 16)
+        case(rank)
+        collect_json(None, mesh)
+        if rank.first:
+            (folder / case.__name__).touch()
