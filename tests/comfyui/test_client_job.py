@@ -60,10 +60,8 @@ async def test_a_lost_connection_is_taken_up_again(
 
 
 async def test_a_cancelled_task_cancels_its_job_on_the_engine(guarded: EngineProcess, module: Any) -> None:
-    messages = module("engine.contract.messages")
-    request = module("engine.contract.requests").Generate(
-        "generate", "snow", frames=22, width=64, height=64, steps=1000
-    )
+    messages, requests = module("engine.contract.messages"), module("engine.contract.requests")
+    request = requests.Generate("generate", "snow", frames=22, width=64, height=64, steps=1000)
     events: list[Any] = []
     task = asyncio.create_task(_run(module, guarded.url, request, {}, events))
     while not any(isinstance(event, messages.Step) for event in events):
