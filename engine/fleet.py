@@ -87,7 +87,7 @@ def _add_vae_arguments(parser: argparse.ArgumentParser) -> None:
         if isinstance(field.default, bool):
             parser.add_argument(flag, action="store_true")
         else:
-            parser.add_argument(flag, type=int, default=field.default)
+            parser.add_argument(flag, type=type(field.default), default=field.default)
 
 
 def _numbers(text: str) -> tuple[float, ...]:
