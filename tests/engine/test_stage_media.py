@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.conditioning import Conditions, EncodedCondition, EncodedReference
-from engine.contract.errors import RequestError
+from engine.contract.errors import JobError, RequestError
 from engine.contract.media import Condition, Guide, Keyframe, Media
 from engine.contract.media import EncodedReference as Entry
 from engine.models.bundle import Models
@@ -127,9 +127,10 @@ def test_an_encoder_that_fails_leaves_the_vaes_settings(models: Models) -> None:
 
     before = settings(models.vae)
     handle = models.vae.encoder.register_forward_pre_hook(fail)
-    with pytest.raises(MemoryError):
+    with pytest.raises(JobError) as caught:
         encode_media(stages.context(models), [Prepared(pixels(22))])
     handle.remove()
+    assert (caught.value.code, caught.value.details["stage"]) == ("out_of_memory", "encode_media")
     assert settings(models.vae) == before
 
 
@@ -143,13 +144,6 @@ def test_a_boundary_comes_before_each_encoding_and_a_report_after_each_medium(mo
     assert made[1].audio is not None
     assert made[1].video.shape == (1, 24, 2, 2, 4)
     assert made[1].audio.shape == (1, 32, 2, 2)
-
-
-def test_a_rank_without_the_vaes_keeps_step(models: Models) -> None:
-    calls = stages.Calls()
-    ctx = stages.context(Models(models.facts, models.dtype, None, None, None), calls)
-    assert encode_media(ctx, [Prepared(pixels(1)), Prepared(pixels(5), torch.zeros((2, 900)))]) is None
-    assert calls.log == ["boundary", (1, 2), "boundary", "boundary", (2, 2)]
 
 
 def test_the_same_picture_is_the_same_latent_whatever_the_generators_say(models: Models) -> None:

@@ -17,9 +17,11 @@ from engine.noise import Noise, NoiseWorker
 from engine.outputs import NoOutputs
 from engine.parallel.mesh import Mesh
 from engine.parallel.sharding import apply_sequence_parallel
+from engine.rank_options import VaeOptions
 from engine.runner import JobRunner
 from engine.stages import denoise as denoise_stage
 from engine.stages.base import Latents
+from engine.vae.crew import build_crew
 
 from .stages import load
 
@@ -112,7 +114,7 @@ def run(mesh: Mesh, folder: Path) -> None:
     """Make several outputs; write what was held and, on rank 0, what came out."""
     model = (folder / "model").resolve()
     rank = mesh.layout.rank
-    models = load(model) if rank == 0 else load(model, keep=frozenset({"transformer"}))
+    models = load(model) if rank == 0 else load(model, keep=frozenset({"transformer", "vae"}))
     apply_sequence_parallel(models.transformer, mesh)
     inputs = {}
     for number in range(2):
@@ -126,7 +128,7 @@ def run(mesh: Mesh, folder: Path) -> None:
     watch = Watch(models.transformer, outputs)
     watch.install()
     silent: Any = SimpleNamespace(watch_job=lambda job: None, announce_failure=lambda job: None)
-    jobs = JobRunner(models, mesh, silent)
+    jobs = JobRunner(models, build_crew(models, mesh, VaeOptions()), mesh, silent)
 
     def job(**changes: Any) -> Any:
         return {"job_id": "one", "request": {**REQUEST, **changes}, "inputs": inputs}

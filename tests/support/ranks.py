@@ -127,10 +127,16 @@ class Fleet:
 
     def next(self, timeout: float = 60) -> Message:
         """Return rank 0's next message (``lost`` when its connection ended)."""
-        try:
-            return self._inbox.get(timeout=timeout)
-        except queue.Empty:
-            raise AssertionError(f"the ranks said nothing for {timeout} s; log:\n{self.log[-4000:]}") from None
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                return self._inbox.get(timeout=max(0, min(1, end - time.monotonic())))
+            except queue.Empty:
+                status = self.process.poll()
+                if status is not None:
+                    raise AssertionError(f"the fleet ended with {status}; log:\n{self.log[-4000:]}") from None
+                if time.monotonic() >= end:
+                    raise AssertionError(f"the ranks said nothing for {timeout} s; log:\n{self.log[-4000:]}") from None
 
     def wait_for(self, op: str, timeout: float = 90) -> Message:
         """Return the next message ``op``, skipping others."""
