@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _POLL_SECONDS = 0.1
+_running: set[asyncio.Task[Any]] = set()
+"""What nodes wait for now. ComfyUI runs a node for all entries of a list at once, tells one of them that the user
+interrupts, and waits for the others."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +86,23 @@ async def run_job(
 
 
 async def _interruptible(work: Coroutine[Any, Any, T]) -> T:
-    """Await ``work``, cancelling it when the user interrupts."""
+    """Await ``work``, cancelling it, and all that other nodes wait for, when the user interrupts."""
     task = asyncio.create_task(work)
+    _running.add(task)
     try:
         while not task.done():
             await asyncio.wait({task}, timeout=_POLL_SECONDS)
-            host.raise_if_interrupted()
+            try:
+                host.raise_if_interrupted()
+            except host.Interrupted:
+                for other in _running:
+                    other.cancel()
+                raise
+        if task.cancelled():
+            raise host.Interrupted
         return task.result()
     finally:
+        _running.discard(task)
         task.cancel()
         await asyncio.wait({task})
 
