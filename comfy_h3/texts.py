@@ -23,9 +23,9 @@ _REASONS = {
     "loading": "the engine is loading",
     "restarting": "the engine is restarting",
 }
+"""Reason of `Queued` → words; with any other one the job starts at once and nothing is shown."""
 _LABELS = {"image": ["Picture"], "video": ["Video"], "video_audio": ["Audio", "Video"], "audio": ["Audio"]}
 """Kind of a reference → its names in the prompt, in their order there."""
-"""Reason of `Queued` → words; with any other one the job starts at once and nothing is shown."""
 
 
 def loading_text(health: Mapping[str, Any]) -> str:
