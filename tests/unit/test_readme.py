@@ -9,7 +9,7 @@ import tomllib
 from engine.config import OPTIONS, Option
 from tests.architecture.import_rules import room_of
 from tests.architecture.source import ROOT, modules
-from tests.architecture.test_pack import OUR_IDS
+from tests.architecture.test_pack import OUR_IDS, workflows
 
 README = (ROOT / "README.md").read_text()
 
@@ -29,6 +29,12 @@ def default_text(option: Option) -> str:
 def test_the_readme_lists_every_node() -> None:
     rows = re.findall(r"^\| (H3 Engine [\w ]+?) \|", README, re.MULTILINE)
     assert {name.title().replace(" ", "") for name in rows} == OUR_IDS
+
+
+def test_the_readme_names_every_template() -> None:
+    sentence = re.search(r"^The templates (.*?) show them", README, re.MULTILINE | re.DOTALL)
+    assert sentence
+    assert set(re.findall(r"`(\w+)`", sentence[1])) == {path.stem for path in workflows()}
 
 
 def test_every_dependency_of_the_engine_is_pinned_for_users() -> None:
