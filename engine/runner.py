@@ -179,10 +179,9 @@ class _Job:
         self._agreement = agreement
         self._progress = progress
         self._outputs = outputs
-        self._apart = {"decode_audio"}
+        # Where the ranks' VAEs trade tiles, `crew.collect` says so.
+        self._apart = {"decode_audio", "decode_video", "encode_media"}
         self._apart |= set() if mesh.teams else {"encode_prompt"}
-        self._apart |= set() if vaes.shared else {"decode_video"}
-        self._apart |= set() if vaes.encoders.shared else {"encode_media"}
         self._ctx = StageContext(models, mesh.device, self._report, self._boundary, vaes)
 
     def _boundary(self) -> None:
@@ -193,7 +192,7 @@ class _Job:
 
     def _meet(self, *, quiet: bool) -> None:
         """Meet the other ranks with nothing left to do on any device; ``quiet`` tells what follows (`Mesh.quiet`)."""
-        self._wait_for_device()
+        self._mesh.wait_for_device()
         try:
             self._agreement.settle()
         except JobCancelled:
@@ -203,12 +202,8 @@ class _Job:
 
     def _report(self, step: int, total: int) -> None:
         """Tell of a step when it is done, not when it is queued on the device."""
-        self._wait_for_device()
+        self._mesh.wait_for_device()
         self._progress.report(step, total)
-
-    def _wait_for_device(self) -> None:
-        if self._mesh.device.type != "cpu":
-            torch.accelerator.synchronize()
 
     def perform(self, request: Request, inputs: Mapping[str, Path]) -> dict[str, Any]:
         """Run the stages of ``request``; return the facts of the result."""

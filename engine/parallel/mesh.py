@@ -92,6 +92,19 @@ class Mesh:
         assert not self.quiet, "no data collective was to come before the ranks meet again"
         self.dirty = True
 
+    def end_data(self) -> None:
+        """Note that this rank's data collectives are done and that none comes before the ranks meet again.
+
+        Called on all ranks alike; returns when nothing is left to do on this rank's device.
+        """
+        self.wait_for_device()
+        self.dirty, self.quiet = False, True
+
+    def wait_for_device(self) -> None:
+        """Return when nothing is left to do on this rank's device."""
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
     @property
     def in_data(self) -> bool:
         """Whether this rank's data groups are of use: not after `leave_data` or `abort_data`."""

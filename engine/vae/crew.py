@@ -3,9 +3,10 @@
 A unit is one tile of one chunk in time. All units of a call have the same shape and cost, so that balancing counts
 balances cost; ranks of unlike speed get counts in proportion to their weights, a rank without the VAE none. Units go
 in order, chunk by chunk, in rounds of about as many as there are ranks; after each round the first rank, which answers,
-receives what the others made. Promise: ``boundary`` before each round on every rank alike; a chunk is handed on while
-the other ranks work on the next round; the answering rank holds the tiles of one chunk and one round. Raises what
-``boundary`` raises, `DataGroupError`, and `JobError` ``out_of_memory`` naming what holds the memory.
+receives what the others made. Promise: ``boundary`` before each round, and after the last if tiles travel, on every
+rank alike; a chunk is handed on while the other ranks work on the next round; the answering rank holds the tiles of one
+chunk and one round; an error in computing leaves no data collective unfinished. Raises what ``boundary`` raises,
+`DataGroupError`, and `JobError` ``out_of_memory`` naming what holds the memory.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import dataclasses
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import torch
 
 from ..models.bundle import Models
-from ..parallel.collectives import bring_to_first
+from ..parallel.collectives import DataGroupError, bring_to_first
 from ..parallel.mesh import Mesh
 from ..parallel.rows import apportion
 from ..rank_options import VaeOptions
@@ -87,11 +89,6 @@ class VaeCrew:
     def answers(self) -> bool:
         """Whether this rank gets the results."""
         return self.rank == ANSWERING
-
-    @property
-    def shared(self) -> bool:
-        """Whether several ranks take part."""
-        return any(self.weights[ANSWERING + 1 :])
 
     @property
     def encoders(self) -> VaeCrew:
@@ -162,15 +159,24 @@ def collect(work: Work, crew: VaeCrew, *, boundary: Callable[[], None]) -> Itera
     finished = 0
     for first, shares in rounds:
         boundary()
+        crew.mesh.quiet = not _travels(shares)
         # The other ranks are at work already: what was gathered is handed on meanwhile.
         if crew.answers:
             while (finished + 1) * work.tiles <= first:
                 yield slots.chunk(finished)
                 finished += 1
         slots.fill(first, shares)
+    if any(_travels(shares) for _, shares in rounds):
+        # A rank that failed in the last round sent its tiles all the same.
+        boundary()
     if crew.answers:
         for chunk in range(finished, work.chunks):
             yield slots.chunk(chunk)
+
+
+def _travels(shares: tuple[int, ...]) -> bool:
+    """Whether any rank but the answering one computes something in a round."""
+    return sum(shares) > shares[ANSWERING]
 
 
 class _Slots:
@@ -199,19 +205,31 @@ class _Slots:
         return [self._slot(unit) for unit in range(first, first + self._work.tiles)]
 
     def fill(self, first: int, shares: tuple[int, ...]) -> None:
-        """Compute this rank's units of a round and gather the others'."""
+        """Compute this rank's units of a round and gather the others'; raise an error of this rank after that."""
         ends = list(accumulate(shares, initial=first))
         units = [range(start, end) for start, end in pairwise(ends)]
         mine = units[self._crew.rank]
         offset = 0 if self._crew.answers else mine.start
-        self._compute(mine, offset)
-        if sum(shares) == shares[ANSWERING]:
+        try:
+            self._compute(mine, offset)
+        except Exception:
+            # The others wait for this rank's part. What is in it nobody uses: they meet before.
+            with suppress(DataGroupError):
+                self._gather(units, offset)
+            raise
+        self._gather(units, offset)
+
+    def _gather(self, units: list[range], offset: int) -> None:
+        """Bring all results of a round to the answering rank."""
+        mine = units[self._crew.rank]
+        if not _travels(tuple(map(len, units))):
             return
         if self._crew.answers:
             arriving = {rank: [self._slot(unit) for unit in given] for rank, given in enumerate(units) if rank}
             bring_to_first([], arriving, mesh=self._crew.mesh, kind=_KIND)
         elif mine:
             bring_to_first([self._slot(unit - offset) for unit in mine], {}, mesh=self._crew.mesh, kind=_KIND)
+        self._crew.mesh.end_data()
 
     def _compute(self, units: range, offset: int) -> None:
         """Compute ``units``, as many at once as fit; after running out of memory, once more one by one."""

@@ -116,13 +116,30 @@ def test_conditioning_that_no_model_reads_leaves_the_ranks_as_they_are(fleet: Fl
     assert_serves_the_next_job(fleet, restarting=False)
 
 
-def test_an_error_of_rank_0_alone_while_decoding_leaves_the_ranks_as_they_are(fleet: Fleet) -> None:
-    with fleet.fault(rank=0, module="MiniMaxH3VideoViTDecoder3d", do="oom"):
-        ended = fleet.run(SMALL)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_while_the_ranks_decode_together_leaves_them_as_they_are(fleet: Fleet, rank: int) -> None:
+    with fleet.fault(rank=rank, module="MiniMaxH3VideoViTDecoder3d", do="oom"):
+        # Two tiles, one a rank.
+        ended = fleet.run({**SMALL, "width": 288})
     assert ended.error is not None
-    assert (ended.error["code"], ended.messages[-1]["restarting"]) == ("out_of_memory", False)
+    assert (ended.error["code"], ended.error["details"]["rank"]) == ("out_of_memory", rank)
+    assert ended.messages[-1]["restarting"] is False
     assert load_file(ended.outputs("latents")[0])["video"].isfinite().all()
     assert_serves_the_next_job(fleet, restarting=False)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_while_the_ranks_encode_together_leaves_them_as_they_are(fleet: Fleet, rank: int) -> None:
+    path = fleet.folder / "clip.safetensors"
+    # Two clips of one tile, one a rank.
+    save_file({"frames": torch.zeros((22, 64, 64, 3), dtype=torch.uint8)}, path)
+    body = {**SMALL, "guides": [{"frame": 0, "media": {"part": "unused"}}]}
+    with fleet.fault(rank=rank, module="MiniMaxH3VideoEncoder3d", do="raise"):
+        ended = fleet.run(body, {"guides.0": path})
+    assert ended.error is not None
+    assert ended.error["details"] == {"stage": "encode_media", "rank": rank}
+    assert ended.messages[-1]["restarting"] is False
+    assert fleet.run(body, {"guides.0": path}).error is None
 
 
 def test_an_error_inside_a_block_is_told_as_what_it_is_and_the_ranks_restart(fleet: Fleet, layout: str) -> None:

@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from engine.contract.requests import Generate, parse_request
 from engine.runner_media import JobMedia
+from engine.stages.base import Prepared
+from engine.stages.encode_media import encode_media
 from tests.support import stages
 from tests.support.ranks import Ended, Fleet, Message
 
@@ -85,6 +87,12 @@ def files(names: dict[str, str], prepared: dict[str, Path]) -> dict[str, Path]:
     return {part: prepared[name] for part, name in names.items()}
 
 
+def movie_pieces(ended: Ended, number: int) -> list[Path]:
+    """Return the files of movie ``number``."""
+    told = [m for m in ended.messages if m["op"] == "movie" and m["output"] == number]
+    return [Path(m["path"]) for m in told if m["path"]]
+
+
 def assert_serves_the_next_job(fleet: Fleet) -> None:
     ended = fleet.run({"task": "generate", "prompt": "next", **SHORT, **RUN})
     assert ended.error is None
@@ -150,15 +158,22 @@ def test_the_stages_one_by_one_give_the_same_as_generate(fleet: Fleet, prepared:
     assert torch.equal(ours["audio"], theirs["audio"])
 
 
-def test_several_outputs_carry_their_numbers_and_progress_never_goes_back(
+def test_several_movies_carry_their_numbers_and_progress_never_goes_back(
     fleet: Fleet, prepared: dict[str, Path]
 ) -> None:
-    body = {"task": "generate", "prompt": "x", **SHORT, **RUN, "num_outputs": 2, "guides": [{**MEDIA, "frame": 0}]}
-    ended = fleet.run(body, {"guides.0": prepared["picture 0"]})
+    """Their frames come from both ranks, a chunk from each; each movie is the one of its seed."""
+    body = {"task": "generate", "prompt": "x", **SHORT, **RUN, "frames": 39, "guides": [{**MEDIA, "frame": 0}]}
+    inputs = {"guides.0": prepared["picture 0"]}
+    ended = fleet.run({**body, "num_outputs": 2}, inputs)
     assert ended.error is None
-    given = [(m["name"], m["output"]) for m in ended.messages if m["op"] == "output"]
-    assert given == [("latents", 0), ("video", 0), ("latents", 1), ("video", 1)]
-    assert len({m["path"] for m in ended.messages if m["op"] == "output"}) == 4
+    given = [(m["name"], m["output"]) for m in ended.messages if m["op"] in ("output", "movie")]
+    pieces = ["latents", "audio", "frames", "preview", "frames", "preview", "finish"]
+    assert given == [(name, number) for number in (0, 1) for name in pieces]
+    assert len({m["path"] for m in ended.messages if m.get("path")}) == 12
+    for number in (0, 1):
+        alone = fleet.run({**body, "seed": RUN["seed"] + number}, inputs)
+        for ours, theirs in zip(movie_pieces(ended, number), movie_pieces(alone, 0), strict=True):
+            assert ours.read_bytes() == theirs.read_bytes()
     progress = [m["event"]["progress"] for m in ended.messages if m["op"] == "event" and "progress" in m["event"]]
     assert progress == sorted(progress)
     assert progress[-1] == pytest.approx(1.0)
@@ -186,6 +201,71 @@ def test_a_keyframe_for_another_canvas_is_refused_by_the_ranks_too(fleet: Fleet,
     assert "64x32" in ended.error["message"]
     assert "64x64" in ended.error["message"]
     assert_serves_the_next_job(fleet)
+
+
+def encode_a_film(fleet: Fleet) -> Ended:
+    """Encode four clips of one tile, and sound."""
+    path = fleet.folder / "film.safetensors"
+    generator = torch.Generator().manual_seed(4)
+    frames = torch.randint(0, 256, (56, 64, 64, 3), generator=generator, dtype=torch.uint8)
+    save_file({"frames": frames, "waveform": torch.rand((2, 9000), generator=generator)}, path)
+    body = {"task": "encode_media", "width": 64, "height": 64, "frames": 56, "guides": [{**MEDIA, "frame": 0}]}
+    return fleet.run(body, {"guides.0": path})
+
+
+@pytest.fixture(scope="module")
+def film(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """Return what one rank makes of `encode_a_film`."""
+    generator = torch.Generator().manual_seed(4)
+    frames = torch.randint(0, 256, (56, 64, 64, 3), generator=generator, dtype=torch.uint8)
+    medium = Prepared(frames, torch.rand((2, 9000), generator=generator))
+    models = stages.load(tiny_checkpoint, keep=frozenset({"vae", "audio_vae"}))
+    made = encode_media(stages.context(models), [medium])
+    assert made is not None
+    return {"conditions.0.video": made[0].video, "conditions.0.audio": made[0].audio}
+
+
+ENCODER = "MiniMaxH3VideoEncoder3d"
+
+
+def assert_film(ended: Ended, film: dict[str, torch.Tensor]) -> None:
+    assert ended.error is None
+    made = load_file(ended.outputs("conditioning")[0])
+    assert made.keys() == film.keys()
+    assert all(torch.equal(made[name], film[name]) for name in film)
+
+
+def test_both_ranks_encode_what_one_would_and_the_error_of_either_is_told(
+    fleet: Fleet, film: dict[str, torch.Tensor]
+) -> None:
+    assert_film(encode_a_film(fleet), film)
+    for rank in (0, 1):
+        # The last of a rank's two tiles too: nothing follows it but the meeting.
+        for call in (0, 1):
+            with fleet.fault(rank=rank, module=ENCODER, call=call, do="raise"):
+                ended = encode_a_film(fleet)
+            assert ended.error is not None
+            assert ended.error["message"] == f"[rank {rank}] ValueError: planted fault (stage encode_media)"
+            assert ended.error["details"] == {"stage": "encode_media", "rank": rank}
+            assert ended.messages[-1]["restarting"] is False
+            assert not ended.outputs("conditioning")
+    assert_film(encode_a_film(fleet), film)
+
+
+def test_a_leader_encodes_alone(tiny_checkpoint: Path, film: dict[str, torch.Tensor]) -> None:
+    layout = ("--ulysses-degree", "2", "--media-encode", "leader")
+    fleet = Fleet(tiny_checkpoint, stages="encode_media", layout=layout)
+    try:
+        fleet.wait_ready()
+        with fleet.fault(rank=1, module=ENCODER, do="raise"):
+            assert_film(encode_a_film(fleet), film)
+        with fleet.fault(rank=0, module=ENCODER, call=3, do="raise"):
+            ended = encode_a_film(fleet)
+        assert ended.error is not None
+        assert ended.error["details"] == {"stage": "encode_media", "rank": 0}
+        assert_film(encode_a_film(fleet), film)
+    finally:
+        fleet.close()
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,12 @@ import torch
 from engine.contract.errors import JobError
 from engine.contract.geometry import latent_frames
 from engine.models.bundle import Models
+from engine.parallel.agreement import Agreement
 from engine.parallel.collectives import collect_json
 from engine.parallel.mesh import Mesh
 from engine.rank_options import VaeOptions
+from engine.stages.base import Prepared
+from engine.stages.encode_media import encode_media
 from engine.vae.chunks import count_chunks
 from engine.vae.crew import VaeCrew, build_crew
 from engine.vae.spread import decode_frames, encode_pixels
@@ -130,6 +133,37 @@ def encoding(rank: Rank) -> None:
     rank.check_encode(WIDE, 1, 3)
 
 
+def media(rank: Rank) -> None:
+    """The stage: one rank's latents on any number of ranks, or by the leader alone; all ranks meet as often."""
+    generator = torch.Generator().manual_seed(5)
+    picture, film = (torch.randint(0, 256, (n, *MANY, 3), generator=generator, dtype=torch.uint8) for n in (1, 22))
+    asked = [Prepared(picture), Prepared(film, torch.rand((2, 900), generator=generator)), Prepared(film[:5])]
+    without = rank.models if rank.first else replace(rank.models, vae=None)
+    encoded: list[int] = []
+    handle = rank.models.vae.encoder.register_forward_pre_hook(lambda *_: encoded.append(1))
+    found = []
+    # Nine tiles; the film is two clips.
+    for models, options, weights, counts in (
+        (without, {"vae_on_one_rank": True}, WEIGHTS[1], [36, 0, 0]),
+        (rank.models, {"media_encode": "leader"}, WEIGHTS[3], [36, 0, 0]),
+        (rank.models, {}, WEIGHTS[2], [19, 17, 0]),
+        (rank.models, {}, WEIGHTS[3], [12, 12, 12]),
+    ):
+        crew = build_crew(models, rank.mesh, VaeOptions(vae_tile=64, vae_tile_overlap=16, **options))
+        calls = stages.Calls()
+        ctx = replace(stages.context(models, calls), vaes=replace(crew, weights=weights))
+        encoded.clear()
+        found.append(encode_media(ctx, asked))
+        assert (found[-1] is not None) == rank.first
+        assert collect_json(str(calls.log), rank.mesh) == [str(calls.log)] * 3
+        assert collect_json(len(encoded), rank.mesh) == counts
+    handle.remove()
+    if rank.first:
+        first, *others = [[medium.video for medium in made or ()] for made in found]
+        assert len(first) == 3
+        assert all(torch.equal(ours, theirs) for other in others for ours, theirs in zip(first, other, strict=True))
+
+
 def shares_by_weight(rank: Rank) -> None:
     """A rank of twice the weight decodes twice as much, and what travels is what rank 0 lacks and uses."""
     rank.mesh.account.reset()
@@ -203,6 +237,43 @@ def memory_that_runs_out_once(rank: Rank) -> None:
     assert rank.crew.staging.inside == ()
 
 
+def errors_while_computing(rank: Rank) -> None:
+    """In any round, the last too: all ranks meet, no tile of that round is handed on, the group serves on."""
+    for failing in range(3):
+        # Six tiles of three chunks, three a round.
+        assert decode_and_fail(rank, failing=failing, call=1) == 0
+        assert decode_and_fail(rank, failing=failing, call=2) == (1 if rank.first else 0)
+    rank.check_decode(TWO, 22, 3)
+
+
+def decode_and_fail(rank: Rank, *, failing: int, call: int) -> int:
+    """Decode with an error in a rank's ``call``-th tile; return how many pieces came before all knew of it."""
+    agreement = Agreement(rank.mesh, lambda: False)
+    calls: list[int] = []
+
+    def boundary() -> None:
+        agreement.settle()
+        rank.mesh.dirty = False
+
+    def fail(*_: Any) -> None:
+        calls.append(1)
+        if rank.mesh.layout.rank == failing and len(calls) == call:
+            raise ValueError("planted")
+
+    handle = rank.models.vae.decoder.register_forward_pre_hook(fail)
+    given: list[torch.Tensor] = []
+    with pytest.raises((ValueError, JobError), match="planted") as caught:
+        given.extend(decode_frames(rank.crew, noise(TWO, 56), boundary=boundary, ratio=RATIO))
+    handle.remove()
+    if not isinstance(caught.value, JobError):
+        # The runner reads from these that nobody waits for this rank.
+        assert (rank.mesh.dirty, rank.mesh.quiet) == (False, True)
+        with pytest.raises(JobError):
+            agreement.settle(JobError("job_failed", "planted"))
+    assert not agreement.poisoned
+    return len(given)
+
+
 def soak(rank: Rank) -> None:
     """Requests of changing geometry grow nothing on any rank."""
     rank.crew = build_crew(rank.models, rank.mesh, VaeOptions(vae_tile=64, vae_tile_overlap=16, gather_workspace_mb=1))
@@ -222,6 +293,8 @@ CASES = (
     decoding,
     decoding_five_frames,
     encoding,
+    media,
+    errors_while_computing,
     shares_by_weight,
     one_workspace,
     ranks_without_the_vae,
