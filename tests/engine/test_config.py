@@ -17,7 +17,6 @@ from engine.config_layout import check_layout
 from engine.config_vae import check_tiles, tile_warnings
 from engine.contract.errors import ConfigError
 from engine.contract.limits import ModelFacts
-from engine.contract.requests import STAGES
 from engine.controller_fleet import _layout_flags, _vae_flags
 from engine.fleet import parse_arguments
 from engine.rank_options import ModelOptions, ParallelOptions, RankOptions, VaeOptions
@@ -331,8 +330,9 @@ def test_the_options_of_the_vaes_reach_the_ranks(tmp_path: Path) -> None:
     ],
 )
 def test_every_rank_holds_the_video_vae_unless_told_otherwise(rank: int, one: bool, kept: set[str]) -> None:
-    assert kept_components(STAGES, rank=rank, text_encoder_ranks=2, vae_on_one_rank=one) == kept
-    assert kept_components(("denoise",), rank=rank) == {"transformer"}
+    needed = {"text_encoder", "transformer", "vae", "audio_vae"}
+    assert kept_components(needed, rank=rank, text_encoder_ranks=2, vae_on_one_rank=one) == kept
+    assert kept_components(("transformer",), rank=rank) == {"transformer"}
 
 
 def test_one_rank_per_accelerator_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,7 +158,8 @@ class Desk:
         return self.controller.submit(new_id(), plan, inputs=files(upload, **parts), upload=upload)
 
     async def end(self, job: Job) -> None:
-        await self.controller.fleet_said({"op": "end", "job_id": job.id, "error": None, "facts": {}})
+        message = {"op": "end", "job_id": job.id, "error": None, "facts": {}}
+        await self.controller.fleet_said({**message, "restarting": False, "gather_workspace_bytes": 0})
 
     def runs(self) -> list[str]:
         return [message["job_id"] for message in self.sent if message["op"] == "run"]

@@ -172,6 +172,7 @@ def test_a_folder_for_a_component_that_does_not_exist_is_told(tiny_checkpoint: P
 
 def test_every_rank_holds_both_partitions_and_the_first_one_the_rest() -> None:
     assert kept_components(WEIGHTED, rank=0) == set(WEIGHTED)
-    assert kept_components(WEIGHTED, rank=1) == {"transformer", "transformer_ref"}
+    assert kept_components(WEIGHTED, rank=1) == {"transformer", "transformer_ref", "vae"}
+    assert kept_components(WEIGHTED, rank=1, vae_on_one_rank=True) == {"transformer", "transformer_ref"}
     assert kept_components(WEIGHTED, rank=1, text_encoder_ranks=2) >= {"text_encoder"}
-    assert kept_components(("vae",), rank=1) == set()
+    assert kept_components(("audio_vae",), rank=1) == set()

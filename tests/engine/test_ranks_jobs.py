@@ -94,7 +94,7 @@ def test_rank_0_waits_for_those_who_take_the_frames_and_a_cancellation_ends_the_
     chunks = 0
     while True:
         try:
-            message = fleet.next(timeout=3)
+            message = fleet.next(timeout=3 if chunks > CHUNKS_AHEAD else 60)
         except AssertionError:
             break
         chunks += message["op"] == "output" and message["name"] == "frames"
