@@ -22,7 +22,7 @@ AUDIO_LATENTS_PER_SECOND = 40
 SAMPLES_PER_AUDIO_LATENT = 800
 SAMPLE_RATE = 32_000
 AUDIO_CHANNELS = 2
-_MAX_SECONDS = 1e9
+MAX_SECONDS = 1e9
 """Far above every operator's limit, and small enough for exact arithmetic."""
 FRAMES_PER_LATENT = (1, 4, 4, 4, 4)
 """Pixel frames covered by latent frames 0..4 of each chunk."""
@@ -51,7 +51,7 @@ def frames_of_seconds(seconds: float, *, path: str = "") -> int:
     Raises:
         RequestError: ``out_of_range`` when ``seconds`` is NaN, infinite, absurdly long, or comes to less than 5 frames.
     """
-    if not 0 < seconds <= _MAX_SECONDS:
+    if not 0 < seconds <= MAX_SECONDS:
         raise RequestError(
             "out_of_range",
             "The duration must be a positive number of seconds.",
