@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from . import geometry
+from .check_masks import check_edit
 from .check_media import check_media, check_parts, resolve_guides
 from .conditions import check_conditions, kinds_of
 from .errors import RequestError
@@ -160,6 +161,7 @@ def _check_denoise(request: Denoise, headers: Headers, facts: ModelFacts, limits
     plan = _check_sampling(request, facts, limits)
     assert isinstance(plan.request, Denoise)
     rows = check_conditions(plan.request, tensors, facts)
+    check_edit(plan.request, headers, facts)
     return _with_rows(plan, text_rows=text_rows, condition_rows=rows, facts=facts, limits=limits)
 
 

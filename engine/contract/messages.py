@@ -217,6 +217,7 @@ WARNINGS: dict[str, str] = {
     "media_alpha": "a picture has transparent parts; their stored colours are shown",
     "large_reference": "a reference takes more rows than the model was trained with",
     "silent_audio": "the soundtrack is silent or constant",
+    "mask_effect": "a mask changes nothing, or leaves nothing of the source",
     "nan_result": "the result holds values that are not numbers",
     "queue_wait": "the job waits for another one",
 }

@@ -70,7 +70,8 @@ class EncodeMedia:
 class Denoise:
     """Noise to latents. Takes part ``conditioning``; gives part ``latents``, one piece an output.
 
-    ``latents`` holds video [1, C, T, H/16, W/16] and audio [1, Ca, 2, A].
+    ``latents`` holds video [1, C, T, H/16, W/16] and audio [1, Ca, 2, A]. An edit takes the source as part ``latents``
+    too, and optionally part ``masks``: video_noise_mask [1, 1, T, H/16, W/16], audio_noise_mask [1, 1, 2, A] float32.
 
     Attributes:
         width: pixels, a multiple of the canvas multiple.
@@ -82,6 +83,8 @@ class Denoise:
             (`lengths.used_rows`); None: as many as are used.
         conditions: the keyframes and guides in ``conditioning``. references: the references in it.
         num_outputs: 1 to 10 videos, of the seeds ``seed``, ``seed + 1``, …
+        video_mask: of an edit, one number for the whole picture in place of a tensor: 0 keeps the source, 1
+            regenerates, between is a blend; neither: 1. audio_mask: the same of the sound.
     """
 
     task: Literal["denoise"]
@@ -94,6 +97,8 @@ class Denoise:
     conditions: tuple[Condition, ...] = ()
     references: tuple[EncodedReference, ...] = ()
     num_outputs: int = 1
+    video_mask: float | None = None
+    audio_mask: float | None = None
 
 
 @dataclass(frozen=True)
@@ -202,6 +207,11 @@ def input_parts(request: Request) -> tuple[str, ...]:
     if isinstance(request, Denoise):
         return ("conditioning",)
     return ("latents",) if isinstance(request, Decode) else ()
+
+
+def optional_parts(request: Request) -> tuple[str, ...]:
+    """Return the safetensors parts that ``request`` may have besides: those of an edit."""
+    return ("latents", "masks") if isinstance(request, Denoise) else ()
 
 
 def parse_request(data: Mapping[str, Any], *, path: str = "request") -> Request:
