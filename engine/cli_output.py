@@ -46,7 +46,8 @@ class ProgressBar:
         kind = event["type"]
         if kind == "queued":
             words = f"waiting, place {event['position']} ({event['reason']})"
-            self._show(0.0, "starting" if event["reason"] == "ready" else words, lasting=True)
+            known = {"ready": "starting", "media": "reading pictures and sound"}
+            self._show(0.0, known.get(event["reason"], words), lasting=True)
         elif kind == "stage_started":
             self._show(event["progress"], event["stage"], lasting=True)
         elif kind == "step":

@@ -48,6 +48,7 @@ AT_ONCE = 2
 """Jobs whose media are read at the same time."""
 MEMORY_BYTES = 16 * 2**30
 """Memory that one process may have for itself, and the largest file that it may write."""
+_KILLED_FIRST = "800"
 _ROOT = Path(__file__).resolve().parents[1]
 _TAIL_BYTES = 4000
 
@@ -120,13 +121,20 @@ async def _spawn(job_file: Path, folder: Path) -> asyncio.subprocess.Process:
             # What it starts is killed with it.
             start_new_session=True,
         )
-    with contextlib.suppress(ProcessLookupError):
-        # A file that unpacks to more than the machine has must end its reader, not the engine.
-        for limit in (resource.RLIMIT_DATA, resource.RLIMIT_FSIZE):
-            _, hard = resource.prlimit(process.pid, limit)
-            most = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
-            resource.prlimit(process.pid, limit, (most, most))
+    _bound(process.pid)
     return process
+
+
+def _bound(pid: int) -> None:
+    """Have a file that unpacks to more than the machine has end its reader, not the engine."""
+    with contextlib.suppress(ProcessLookupError):
+        for limit in (resource.RLIMIT_DATA, resource.RLIMIT_FSIZE):
+            _, hard = resource.prlimit(pid, limit)
+            most = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
+            resource.prlimit(pid, limit, (most, most))
+    # Where memory runs out before that, the kernel should choose it rather than a rank.
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/oom_score_adj").write_text(_KILLED_FIRST, encoding="ascii")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -114,9 +114,8 @@ def _guide_pictures(job: MediaJob, guide: Guide, part: PreparedPart, path: str, 
         clip = job.clip(guide.media, f"{path}.media")
         # So many more frames that what floors to more than fits is seen.
         until = room + geometry.FRAMES_PER_CHUNK
-        size = lambda _width, _height: (canvas.width, canvas.height)  # noqa: E731
         fit = functools.partial(cover_crop, field=field)
-        found = write_clip(clip, part, size=size, fit=fit, keep=room, until=until)
+        found = write_clip(clip, part, size=lambda *_: (canvas.width, canvas.height), fit=fit, keep=room, until=until)
     if not found.frames:
         raise bad_media("There is no picture in it.", field=field)
     length = media_limits.guide_length(found.frames, start=start, frames=canvas.frames, path=f"request.{path}")

@@ -33,6 +33,7 @@ _CONTAINERS = (
     "mov,matroska,avi,flv,asf,mpeg,mpegts,mpegvideo,mxf,nut,ogg,h264,hevc,ivf,gxf,dv,"
     "wav,w64,mp3,flac,aac,ac3,eac3,dts,aiff,au,caf,amr,ape,tta,wv"
 )
+_HEIF = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _OPTIONS = {"protocol_whitelist": "file", "format_whitelist": _CONTAINERS}
 _BROKEN = (
     av.FFmpegError, OSError, EOFError, ValueError, SyntaxError, struct.error, zlib.error, SafetensorError,
@@ -94,5 +95,24 @@ def open_picture(path: Path, *, field: str) -> Image.Image | None:
 
 
 def open_container(path: Path) -> Any:
-    """Return the open PyAV container of a video or sound file; close it."""
+    """Return the open PyAV container of a video or sound file; close it.
+
+    Raises:
+        ValueError: for a HEIF picture, whose container FFmpeg opens, but of whose tiles it would give one.
+    """
+    with path.open("rb") as file:
+        start = file.read(12)
+    if start[4:8] == b"ftyp" and start[8:] in _HEIF:
+        raise ValueError("HEIC pictures are not supported; save it as JPEG or PNG")
     return av.open(str(path), options=_OPTIONS, metadata_errors="ignore")
+
+
+def known(stream: Any) -> Any:
+    """Return ``stream`` of a container, whose codec FFmpeg has.
+
+    Raises:
+        ValueError: when it does not know it.
+    """
+    if stream.codec_context is None:
+        raise ValueError("its codec is not known")
+    return stream

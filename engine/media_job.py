@@ -61,7 +61,10 @@ class MediaJob:
     def clip(self, media: Media, path: str) -> Clip:
         """Return the pictures of the medium at ``path`` of the request; use inside `reading`."""
         self._announce(path)
-        on_alpha = lambda: self.warn("media_alpha", f"{path} is transparent in places; its stored colours are shown.")  # noqa: E731
+
+        def on_alpha() -> None:
+            self.warn("media_alpha", f"{path} is transparent in places; its stored colours are shown.")
+
         return open_clip(media, self.parts[media.part], field=f"request.{path}", on_alpha=on_alpha)
 
     def picture(self, media: Media, path: str) -> Pixels:
@@ -79,7 +82,7 @@ class MediaJob:
             RequestError: ``bad_media`` when a sound was given that holds none.
         """
         if owner.audio is not None:
-            return self._sound(owner.audio, f"{path}.audio", seconds=seconds)
+            return self.standalone_sound(owner.audio, f"{path}.audio", seconds=seconds)
         if owner.media is None or owner.media.format != "file":
             return None
         with reading(f"request.{path}.media"):
@@ -89,14 +92,11 @@ class MediaJob:
         return None if found is None else aligned(found)
 
     def standalone_sound(self, media: Media, path: str, *, seconds: float) -> Sound:
-        """Return the sound at ``path`` of the request.
+        """Return the sound at ``path`` of the request, by itself: it has no pictures to keep in step with.
 
         Raises:
             RequestError: ``bad_media`` when there is none.
         """
-        return self._sound(media, path, seconds=seconds)
-
-    def _sound(self, media: Media, path: str, *, seconds: float) -> Sound:
         self._announce(path)
         with reading(f"request.{path}"):
             found = read_sound(media, self.parts[media.part], seconds=seconds, field=f"request.{path}")

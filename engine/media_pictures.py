@@ -22,7 +22,7 @@ from .contract import geometry
 from .contract.media import Media
 from .contract.media_limits import MEDIA_LIMITS, check_pixels
 from .media_clock import Clip, Picture, Pixels
-from .media_files import bad_media, open_container, open_picture
+from .media_files import bad_media, known, open_container, open_picture
 
 _ANIMATED = ("GIF", "WEBP", "PNG", "AVIF")
 _UNTIMED_SECONDS = 0.1
@@ -110,7 +110,7 @@ def _video_stream(container: Any, *, field: str) -> Any:
     """Return the first stream of moving pictures; a sound file's cover is none."""
     for stream in container.streams.video:
         if not stream.disposition & Disposition.attached_pic:
-            check_pixels(stream.codec_context.width, stream.codec_context.height, field=field)
+            check_pixels(known(stream).codec_context.width, stream.codec_context.height, field=field)
             return stream
     raise bad_media("There are no pictures in it.", field=field)
 

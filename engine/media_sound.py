@@ -26,7 +26,7 @@ from safetensors import safe_open
 from .contract import geometry
 from .contract.errors import RequestError
 from .contract.media import Media
-from .media_files import bad_media, open_container, open_picture
+from .media_files import bad_media, known, open_container, open_picture
 
 Waveform = npt.NDArray[np.float32]
 """[channels, samples] in -1..1."""
@@ -89,7 +89,7 @@ def _file_sound(path: Path, *, seconds: float) -> Sound | None:
     with open_container(path) as container:
         if not container.streams.audio:
             return None
-        stream = container.streams.audio[0]
+        stream = known(container.streams.audio[0])
         rate = int(stream.codec_context.sample_rate)
         pieces: list[Waveform] = []
         first = None

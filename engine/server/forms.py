@@ -147,6 +147,9 @@ class _Reader:
                     await asyncio.to_thread(file.write, block)
         except OSError as error:
             raise _full(error) from error
+        length = part.headers.get("Content-Length")
+        if length is not None and length != str(path.stat().st_size):
+            raise _bad_field(name, f"The field says that it has {length[:20]} bytes and has {path.stat().st_size}.")
 
 
 def _full(error: OSError) -> EngineBusyError | OSError:

@@ -46,12 +46,18 @@ def _saved_values(page: Page) -> dict[int, list[Any]]:
     return {node["id"]: node.get("widgets_values") or [] for node in nodes}
 
 
-def _run(page: Page, workflow: dict[str, Any], picture: Path) -> None:
+def _queue(page: Page, workflow: dict[str, Any]) -> None:
+    """Load ``workflow`` and run it to its successful end."""
     _load(page, workflow)
     page.evaluate(_LISTEN)
     page.evaluate("() => app.queuePrompt(0, 1)")
     page.wait_for_function("() => window.seen.length", timeout=120_000)
     assert page.evaluate("() => window.seen[0][0]") == "success", page.evaluate("() => window.seen[0][1]")
+
+
+def _run(page: Page, workflow: dict[str, Any], picture: Path) -> None:
+    """Run ``workflow``, play its video and take a picture of the page."""
+    _queue(page, workflow)
     page.wait_for_function("() => document.querySelector('video')", timeout=20_000)
     page.evaluate("() => document.querySelector('video').play()")
     duration = page.wait_for_function(_PLAYING, timeout=20_000).json_value()
@@ -78,6 +84,37 @@ def test_the_workflow_loads_runs_and_its_video_plays(
         assert page.evaluate(_OUTSIDE, _FREE) == [], "the template opens with its whole graph in view"
         assert "Done in" in texts["H3EngineSampler"]
         assert errors == []
+
+
+@pytest.mark.parametrize("vue_nodes", [False, True], ids=["classic", "vue"])
+def test_every_template_opens_whole_and_is_saved_as_it_was(comfyui: ComfyUI, vue_nodes: bool) -> None:
+    with comfyui_page(comfyui, vue_nodes=vue_nodes) as page:
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        for path in sorted((ROOT / "workflows").glob("*.json")):
+            opened = json.loads(path.read_text())
+            _load(page, opened)
+            page.wait_for_timeout(500)
+            assert page.evaluate(_OUTSIDE, _FREE) == [], path.name
+            assert page.evaluate("() => app.graph._nodes.filter((node) => node.has_errors).length") == 0
+            values = _saved_values(page)
+            ours = [node for node in opened["nodes"] if node["type"].startswith("H3Engine")]
+            assert {node["id"]: values[node["id"]] for node in ours} == {
+                node["id"]: node.get("widgets_values") or [] for node in ours
+            }, path.name
+        assert errors == []
+
+
+def test_a_node_shows_the_names_of_references(comfyui: ComfyUI) -> None:
+    workflow = json.loads((ROOT / "workflows" / "ref2va.json").read_text())
+    latent = next(node for node in workflow["nodes"] if node["type"] == "H3EngineEmptyLatent")
+    latent["widgets_values"][2] = 0.9
+    with comfyui_page(comfyui, vue_nodes=False) as page:
+        _queue(page, workflow)
+        texts = dict(page.evaluate(_TEXTS))
+    # The page shows Markdown: what stands between angle brackets would be gone.
+    assert "Picture 1: 128x96" in texts["H3EngineTextEncode"]
+    assert not any("<" in text for text in texts.values() if text)
 
 
 @pytest.mark.parametrize("file", ["t2va_before_parallel", "t2va_before_parallel_after_a_run"])

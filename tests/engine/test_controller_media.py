@@ -121,9 +121,11 @@ async def test_its_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     task = read(tmp_path, files(tmp_path, a=None, b=PICTURE))
     await until(lambda: announced(tmp_path))
     limits = readers()[0].rlimit(psutil.RLIMIT_DATA), readers()[0].rlimit(psutil.RLIMIT_FSIZE)
+    killed_first = int(Path(f"/proc/{readers()[0].pid}/oom_score_adj").read_text())
     task.cancel()
     await asyncio.wait([task])
     assert limits == ((2**30, 2**30), (2**30, 2**30))
+    assert killed_first > int(Path("/proc/self/oom_score_adj").read_text())
 
 
 # --- jobs that wait for their media -------------------------------------------------------------------------------

@@ -106,6 +106,20 @@ def test_a_file_of_another_kind_says_so(tmp_path: Path) -> None:
     assert "no sound" in error["message"]
 
 
+def test_a_heic_picture_is_refused_rather_than_one_of_its_tiles_taken(tmp_path: Path) -> None:
+    data = b"\x00\x00\x00\x18ftypheic" + clip_bytes(tmp_path)[12:]
+    assert "HEIC" in source(tmp_path, data).error["message"]
+
+
+def test_a_codec_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    sound = write_sound(tmp_path / "a.wav", tone(3, 32_000), 32_000).read_bytes()
+    place = sound.index(b"fmt ") + 8
+    unknown = sound[:place] + b"\x34\x12" + sound[place + 2 :]
+    assert MediaRun(tmp_path, guides_request({"audio": {"part": "a"}}), {"a": unknown}).error["code"] == "bad_media"
+    clip = clip_bytes(tmp_path).replace(b"avc1", b"qqqq")
+    assert source(tmp_path, clip).error["code"] == "bad_media"
+
+
 PLAYLISTS = {
     "hls": "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\n{path}\n#EXT-X-ENDLIST\n",
     "concat": "ffconcat version 1.0\nfile '{path}'\n",

@@ -145,6 +145,27 @@ async def test_a_part_of_a_bad_name_is_refused(
     assert (caught.value.code, caught.value.field) == error
 
 
+@pytest.mark.parametrize(
+    ("parts", "code", "field"),
+    [
+        ({}, "missing_field", "request.keyframes[0].media.part"),
+        ({"a": b""}, "bad_media", "request.keyframes[0].media"),
+        ({"b": LATENTS}, "missing_field", "request.keyframes[0].media.part"),
+        ({"a": b"x", "b": LATENTS}, "unknown_field", "parts.b"),
+        ({"a": b"x", "b": b"y"}, "out_of_range", "parts[1].bytes"),
+    ],
+    ids=["none", "empty", "another", "one more", "one more, no safetensors"],
+)
+async def test_parts_that_are_not_those_the_request_names_are_refused(
+    client: EngineClient, tmp_path: Path, parts: dict[str, bytes], code: str, field: str
+) -> None:
+    inputs = {name: write(tmp_path / name, blob) for name, blob in parts.items()}
+    request = {**QUICK, "keyframes": [{"media": {"part": "a"}}]}
+    with pytest.raises(RequestError) as caught:
+        await client.run(request, inputs=inputs, folder=tmp_path)
+    assert (caught.value.code, caught.value.field) == (code, field)
+
+
 async def test_a_wrong_checksum_is_refused(client: EngineClient, tmp_path: Path) -> None:
     async with client.connect(tmp_path) as channel:
         announced = [announce("latents", LATENTS, sha256="0" * 64)]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from engine.contract.check_media import resolve_guides
 from engine.contract.errors import RequestError
 from engine.contract.media import Guide, ReferenceKind
 
+RULES: dict[str, Any] = json.loads((Path(__file__).resolve().parents[1] / "golden" / "index.json").read_text())["rules"]
 EDGES: dict[str, Any] = {"area": 1344 * 768, "short_edge": 2048, "multiple": 32}
 CANVAS: dict[str, Any] = {"short_edge": 768, "max_pixels": 768 * 1344, "multiple": 32}
 
@@ -108,33 +111,13 @@ def placed(frames: int, frame: int, clip: int, seconds: float) -> tuple[int, int
     return start, length, min(most, geometry.latents_of_samples(samples))
 
 
-# (video frames, frame asked, clip frames, seconds of sound) → (start, frames used, audio latents); None: refused.
-GUIDES: list[tuple[tuple[int, int, int, float], tuple[int, int, int] | None]] = [
-    ((22, 0, 4, 0), (0, 1, 0)),
-    ((22, 0, 21, 0), (0, 5, 0)),
-    ((22, 0, 22, 9.0), (0, 22, 37)),
-    ((22, 1, 22, 0), None),
-    ((22, 1, 0, 1.0), (1, 0, 35)),
-    ((22, 21, 1, 0.5), (21, 1, 2)),
-    ((22, 22, 1, 0), None),
-    ((124, -1, 0, 1.0), (123, 0, 2)),
-    ((124, -5, 22, 0), None),
-    ((124, -22, 22, 0), (102, 22, 0)),
-    ((124, -22, 39, 0), None),
-    ((124, -124, 22, 9.0), (0, 22, 207)),
-    ((124, -125, 1, 0), None),
-    ((124, 124, 0, 1.0), None),
-]
-
-
-@pytest.mark.parametrize(("asked", "made"), GUIDES)
-def test_a_guide_is_placed_cut_and_refused_as_the_golden_table_says(
-    asked: tuple[int, int, int, float], made: tuple[int, int, int] | None
-) -> None:
-    if made is None:
-        assert refused(lambda: placed(*asked)).code in ("media_limit", "out_of_range")
-    else:
-        assert placed(*asked) == made
+def test_guides_are_placed_cut_and_refused_as_the_golden_table_says() -> None:
+    for frames, frame, clip, seconds, start, length, _, latents, error in RULES["add_guide"]["rows"]:
+        if error is None:
+            assert placed(frames, frame, clip, seconds) == (start, length, latents), (frames, frame, clip, seconds)
+        else:
+            found = refused(lambda asked=(frames, frame, clip, seconds): placed(*asked))  # type: ignore[misc]
+            assert found.code in ("media_limit", "out_of_range"), error
 
 
 def test_a_guide_that_does_not_fit_says_what_would() -> None:
@@ -143,25 +126,10 @@ def test_a_guide_that_does_not_fit_says_what_would() -> None:
     assert "Cut it to 22 frames, or start it at frame 85" in str(error.remedy)
 
 
-@pytest.mark.parametrize(
-    ("width", "height", "match", "most", "reference"),
-    [
-        (640, 480, (640, 480), (640, 480), (2720, 2048)),
-        (1920, 1080, (1344, 768), (1920, 1088), (3648, 2048)),
-        (3000, 2000, (1248, 832), (3008, 1984), (3072, 2048)),
-        (4000, 3000, (1184, 864), (2720, 2048), (2720, 2048)),
-        (500, 333, (512, 320), (512, 320), (3072, 2048)),
-        (33, 47, (32, 32), (32, 32), (2048, 2912)),
-        (4096, 4096, (1024, 1024), (2048, 2048), (2048, 2048)),
-        (2048, 1024, (1440, 704), (2048, 1024), (4096, 2048)),
-    ],
-)
-def test_sizes_of_reference_images_are_the_golden_ones(
-    width: int, height: int, match: tuple[int, int], most: tuple[int, int], reference: tuple[int, int]
-) -> None:
-    assert geometry.reference_image_size(width, height, size="match", **EDGES) == match
-    assert geometry.reference_image_size(width, height, size="max", **EDGES) == most
-    assert geometry.reference_image_size(width, height, size="reference", **EDGES) == reference
+def test_sizes_of_reference_images_are_the_golden_ones() -> None:
+    for width, height, size, *made in RULES["reference_image_size"]["rows"]:
+        assert geometry.reference_image_size(width, height, size=size, **EDGES) == tuple(made[:2])
+        assert geometry.reference_image_size(width, height, size="reference", **EDGES) == tuple(made[2:])
 
 
 def test_a_reference_image_keeps_its_size_unless_its_side_is_over_the_engines() -> None:
@@ -169,19 +137,21 @@ def test_a_reference_image_keeps_its_size_unless_its_side_is_over_the_engines() 
     assert geometry.reference_image_size(9000, 3000, size="native", max_side=8192, **EDGES) == (8192, 2720)
 
 
-@pytest.mark.parametrize(
-    ("width", "height", "made"),
-    [
-        (64, 64, (64, 64)),
-        (640, 360, (640, 352)),
-        (1920, 1080, (1344, 768)),
-        (1344, 768, (1344, 768)),
-        (720, 1280, (704, 1280)),
-        (48, 200, (64, 192)),
-    ],
-)
-def test_sizes_of_reference_videos_are_the_golden_ones(width: int, height: int, made: tuple[int, int]) -> None:
-    assert geometry.reference_video_size(width, height, size="native", **CANVAS) == made
+def test_sizes_and_lengths_of_reference_videos_are_the_golden_ones() -> None:
+    for width, height, frames, length, error, *made, kept, _ in RULES["reference_video_size"]["rows"]:
+        if error is not None:
+            assert refused(lambda frames=frames: media_limits.check_frames(frames, field="f")).code == "media_limit"  # type: ignore[misc]
+            continue
+        assert geometry.reference_video_size(width, height, size="native", **CANVAS) == tuple(made)
+        assert geometry.floor_frames(min(frames, length)) == kept
+
+
+def test_default_canvases_and_lengths_are_the_golden_ones() -> None:
+    for width, height, *made in RULES["adapt_canvas"]:
+        assert geometry.default_canvas(width, height, **CANVAS) == tuple(made)
+    for frames, latents, audio in RULES["audio_latents_per_lattice_frame_count"]:
+        assert (geometry.latent_frames(frames), geometry.audio_latents(frames)) == (latents, audio)
+        assert geometry.floor_frames(frames) == frames
 
 
 def test_a_reference_video_is_enlarged_only_when_asked() -> None:
