@@ -34,6 +34,7 @@ from .contract.requests import (
     stages_of,
 )
 from .frames import FrameSink, Mp4Frames, TensorFrames
+from .masking import Edit
 from .models.bundle import Models
 from .noise import NoiseShapes, NoiseWorker
 from .outputs import Outputs
@@ -43,6 +44,7 @@ from .parallel.collectives import DataGroupError, collect_json, share_tensors
 from .parallel.mesh import Mesh
 from .parallel.watchdog import Watchdog
 from .progress import Progress
+from .runner_edit import load_edit, tell_of
 from .runner_media import JobMedia, fit_source, load_prepared, source_latents
 from .stages.base import Latents, Prepared, PromptEmbeds, StageContext
 from .stages.decode_audio import decode_audio
@@ -190,13 +192,7 @@ class _Job:
         if isinstance(request, EncodeMedia):
             return self._encode_source(request, inputs) if request.source else self._encode_guides(request, inputs)
         if isinstance(request, Denoise):
-            tensors = load_file(inputs["conditioning"])
-            embeds = PromptEmbeds(tensors["prompt_embeds"], tensors["token_tags"])
-            check_conditioning(embeds)
-            conditions = Conditions.read(tensors, request.conditions, request.references)
-            for number in range(request.num_outputs):
-                self._denoise(embeds, conditions, request, number)
-            return {}
+            return self._sample(request, inputs)
         if isinstance(request, Decode):
             tensors = load_file(inputs["latents"])
             return self._decode(Latents(tensors["video"], tensors["audio"]), request, self._outputs)
@@ -230,6 +226,17 @@ class _Job:
             self._outputs.tensors("latents", vars(source_latents(encoded[0])))
         return {"width": width, "height": height, "frames": frames}
 
+    def _sample(self, request: Denoise, inputs: Mapping[str, Path]) -> dict[str, Any]:
+        tensors = load_file(inputs["conditioning"])
+        embeds = PromptEmbeds(tensors["prompt_embeds"], tensors["token_tags"])
+        check_conditioning(embeds)
+        conditions = Conditions.read(tensors, request.conditions, request.references)
+        edit = load_edit(request, inputs)
+        told = tell_of(edit, frames=request.frames, outputs=self._outputs)
+        for number in range(request.num_outputs):
+            self._denoise(embeds, conditions, request, number, edit=edit)
+        return told
+
     def _generate(self, request: Generate, media: JobMedia) -> dict[str, Any]:
         with self._noise_worker(request, media) as noise:
             embeds = self._encode_text(request.prompt, media)
@@ -250,7 +257,7 @@ class _Job:
         """Make one output after the other; nothing of one is held when the next begins."""
         facts: dict[str, Any] = {}
         for number in range(request.num_outputs):
-            latents = self._denoise(embeds, conditions, request, number, noise if number == 0 else None)
+            latents = self._denoise(embeds, conditions, request, number, noise=noise if number == 0 else None)
             facts = self._decode(latents, request, self._outputs.of_output(number))
             del latents
         return facts
@@ -289,7 +296,9 @@ class _Job:
         conditions: Conditions,
         request: Denoise | Generate,
         number: int,
+        *,
         noise: NoiseWorker | None = None,
+        edit: Edit | None = None,
     ) -> Latents:
         """Make and give the latents of output ``number``."""
         width, height, frames = _sizes(request)
@@ -305,6 +314,7 @@ class _Job:
                 pad_seq_len=request.pad_seq_len,
                 conditions=conditions,
                 noise=noise,
+                edit=edit,
             )
             self._boundary()
         self._outputs.of_output(number).tensors("latents", vars(latents))
