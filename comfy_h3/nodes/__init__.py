@@ -10,6 +10,7 @@ from .engine import H3EngineConnect
 from .guide import H3EngineGuide
 from .keyframes import H3EngineKeyframes
 from .latents import H3EngineEmptyLatent
+from .masks import H3EngineLatentMask, H3EngineMaskFromImages
 from .references import H3EngineReferenceAudio, H3EngineReferenceImage, H3EngineReferenceVideo
 from .sample import H3EngineSampler
 
@@ -32,4 +33,6 @@ class H3EngineExtension(ComfyExtension):  # type: ignore[misc]
             H3EngineReferenceAudio,
             H3EngineGuide,
             H3EngineEncodeMedia,
+            H3EngineLatentMask,
+            H3EngineMaskFromImages,
         ]
