@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
+from .composite import H3EngineComposite
 from .decode import H3EngineDecode, H3EngineDecodeToVideo
 from .encode import H3EngineEncodeMedia, H3EngineTextEncode
 from .engine import H3EngineConnect
+from .extend import H3EngineExtend
 from .guide import H3EngineGuide
 from .keyframes import H3EngineKeyframes
 from .latents import H3EngineEmptyLatent
@@ -35,4 +37,6 @@ class H3EngineExtension(ComfyExtension):  # type: ignore[misc]
             H3EngineEncodeMedia,
             H3EngineLatentMask,
             H3EngineMaskFromImages,
+            H3EngineExtend,
+            H3EngineComposite,
         ]

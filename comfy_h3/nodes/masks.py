@@ -58,7 +58,7 @@ class H3EngineLatentMask(io.ComfyNode):  # type: ignore[misc]
                 ),
                 io.Image.Input("source_images", optional=True, tooltip="The shot's frames, to paint on."),
                 io.Audio.Input("source_audio", optional=True, tooltip="The shot's sound, shown as a waveform."),
-                _fps_input("source_images"),
+                fps_input("source_images"),
                 io.Mask.Input(
                     "mask",
                     optional=True,
@@ -139,7 +139,7 @@ class H3EngineMaskFromImages(io.ComfyNode):  # type: ignore[misc]
                     **known_keywords(io.Boolean.Input, advanced=True),
                 ),
                 io.Image.Input("source_images", optional=True, tooltip="The shot's frames, for the preview."),
-                _fps_input("source_images"),
+                fps_input("source_images"),
             ],
             outputs=_outputs(preview_of="The source"),
         )
@@ -164,7 +164,8 @@ class H3EngineMaskFromImages(io.ComfyNode):  # type: ignore[misc]
             return _result(latent, masks, shot, images, fps=fps, notes=notes)
 
 
-def _fps_input(images: str) -> Any:
+def fps_input(images: str) -> Any:
+    """Return the input ``fps`` of the pictures of the input ``images``."""
     return io.Float.Input(
         "fps",
         default=float(FPS),
