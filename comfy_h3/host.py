@@ -95,6 +95,11 @@ def input_file(name: str) -> Path | None:
     return file if file.is_relative_to(base) and file.is_file() else None
 
 
+def add_route(path: str, handler: Any) -> None:
+    """Serve GET requests to ``path`` by ``handler``; before the server starts."""
+    PromptServer.instance.routes.get(path)(handler)
+
+
 def engine_home() -> Path:
     """Return the folder for the engine's log and the demo checkpoint, in ComfyUI's user folder."""
     return Path(folder_paths.get_user_directory()) / "h3_engine"

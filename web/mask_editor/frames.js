@@ -6,8 +6,8 @@ const WAITING = 24;
 const RETRY_MS = 4000;
 
 /**
- * What a clip is on the server: kept from the node's last run, or a file that ComfyUI serves.
- * @typedef {{ key: string } | { file: string, subfolder: string, type: string }} Source
+ * What a clip is on the server: kept from the node's last run, or a file by ComfyUI's name for it ("folder/name [output]").
+ * @typedef {{ key: string } | { file: string }} Source
  */
 /** @typedef {{ width: number, height: number, frames: number, peaks: number[][] | null }} Facts peaks: 0..1, per channel */
 

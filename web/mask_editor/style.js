@@ -25,7 +25,7 @@ const CSS = `
 .h3-mask-time { flex: none; height: 132px; border-radius: 4px; background: #1d1f24; }
 .h3-mask-where { font-variant-numeric: tabular-nums; margin-left: auto; }
 .h3-mask-notice { padding: 4px 8px; border-radius: 4px; background: #6b4a12; color: #fff; }
-.h3-mask-notice[hidden] { display: none; }
+.h3-mask [hidden] { display: none !important; }
 .h3-mask-layers { display: flex; flex-wrap: wrap; gap: 3px; max-height: 58px; overflow: auto; align-items: center; }
 .h3-mask-layer { display: inline-flex; border: 1px solid var(--h3-line); border-radius: 4px; overflow: hidden; }
 .h3-mask-layer button { border: 0; border-radius: 0; }
