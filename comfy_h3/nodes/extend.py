@@ -52,7 +52,7 @@ class H3EngineExtend(io.ComfyNode):  # type: ignore[misc]
                 ),
             ],
             outputs=[
-                io.Latent.Output("latent", display_name="LATENT", tooltip="The longer latent, its new part masked."),
+                io.Latent.Output("longer", display_name="LATENT", tooltip="The longer latent, its new part masked."),
                 io.Int.Output(
                     "offset",
                     display_name="OFFSET",

@@ -180,8 +180,8 @@ def fps_input(images: str) -> Any:
 
 def _outputs(*, preview_of: str) -> list[Any]:
     return [
-        io.Latent.Output("latent", display_name="LATENT", tooltip="The latent with its mask, for H3 Engine Sampler."),
-        io.Mask.Output("mask", display_name="MASK", tooltip="What is really made anew, in pixels, one mask a frame."),
+        io.Latent.Output("masked", display_name="LATENT", tooltip="The latent with its mask, for H3 Engine Sampler."),
+        io.Mask.Output("pixels", display_name="MASK", tooltip="What is really made anew, in pixels, one mask a frame."),
         io.Image.Output("preview", display_name="IMAGE", tooltip=f"{preview_of}, small, with the mask tinted."),
     ]
 
