@@ -235,10 +235,10 @@ def _draw_lines(found: Values, pose: Poses, grid: Grid, window: Window, *, edge:
     )
     flat = found.reshape(-1)
     for line, row, column in lines.near(grid, window, edge=edge):
-        value = 1 - np.maximum(lines.distance(line, grid.x(column), grid.y(row)), 0) / edge
         at = (lines.frame[line] * window.shape[0] + row - window.top) * window.shape[1] + column - window.left
-        seen = value > 0
-        np.maximum.at(flat, at[seen], value[seen].astype(np.float32))
+        low = flat[at] < 1
+        away = lines.distance(line[low], grid.x(column[low]), grid.y(row[low]))
+        np.maximum.at(flat, at[low], (1 - np.maximum(away, 0) / edge).astype(np.float32))
 
 
 @dataclass(frozen=True)
