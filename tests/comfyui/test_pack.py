@@ -28,6 +28,10 @@ NODE_IDS = (
     "H3EngineReferenceAudio",
     "H3EngineGuide",
     "H3EngineEncodeMedia",
+    "H3EngineLatentMask",
+    "H3EngineMaskFromImages",
+    "H3EngineExtend",
+    "H3EngineComposite",
 )
 
 
