@@ -1,8 +1,8 @@
 """Small pictures and the waveform of a clip that lies in a file, for the page to paint on.
 
 Frames are numbered at 24 a second, as the engine takes them: a picture begins at frame floor(24 t + 0.5) and is held
-until the next. A request decodes from the key frame before it and keeps what it passes, so that playing decodes each picture
-once; what is kept is bounded. Knows nothing of ComfyUI. Raises `UnreadableClip` for a file that holds no picture.
+until the next. A request decodes from the key frame before it and keeps what it passes: playing decodes each
+picture once. What is kept is bounded. Knows nothing of ComfyUI. Raises `UnreadableClip` for a file without a picture.
 """
 
 from __future__ import annotations
