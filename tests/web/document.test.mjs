@@ -2,7 +2,8 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { emptyDocument, pointOf, readDocument, resample, stateAt, writeDocument } from "../../web/mask_editor/document.js";
+import { emptyDocument, pointOf, readDocument, resample, shapeAt, stateAt, writeDocument } from "../../web/mask_editor/document.js";
+import { keyHere } from "../../web/mask_editor/edits.js";
 
 const CANVAS = { width: 100, height: 100, frames: 22 };
 const LAYER = { id: "a", kind: "polygon", keys: [{ frame: 0, points: [[0, 0], [1, 0], [1, 1]], ease: 2 }], glow: 1 };
@@ -60,4 +61,22 @@ test("a state is the same exactly for frames of the same shape", () => {
   const states = [0, 2, 3, 4, 5, 6, 9].map((frame) => stateAt(layer, frame));
   assert.deepEqual(states, [0, 0, 0.25, 0.5, 0.75, 1, 1]);
   assert.deepEqual([1, 5, 6].map((frame) => stateAt({ ...layer, interpolate: "hold" }, frame)), [0, 0, 1]);
+});
+
+test("a key that is put between two keys leaves the shape as it is in every frame", () => {
+  const points = /** @type {[number, number][]} */ ([[0, 0], [1, 0], [1, 1]]);
+  const keys = [{ frame: 0, points }, { frame: 8, points: points.map(([x, y]) => [y / 2, x]), offset: [0.25, 0], scale: 2 }];
+  const layer = /** @type {any} */ ({ ...LAYER, keys, interpolate: "linear" });
+  const keyed = keyHere(layer, 2, CANVAS);
+  assert.deepEqual(keyed.keys.map((key) => key.frame), [0, 2, 8]);
+  for (let frame = 0; frame < 10; frame++) {
+    const [before, after] = [shapeAt(layer, frame, CANVAS), shapeAt(keyed, frame, CANVAS)];
+    before.x.forEach((x, i) => assert.ok(Math.abs(x - after.x[i]) < 1e-6, `frame ${frame}`));
+    before.y.forEach((y, i) => assert.ok(Math.abs(y - after.y[i]) < 1e-6, `frame ${frame}`));
+  }
+  assert.equal(keyHere({ ...layer, keys: [keys[0], { frame: 8, scale: 2 }] }, 2, CANVAS).keys[1].points, undefined);
+});
+
+test("one point along a path is its first", () => {
+  assert.deepEqual(resample([[0.2, 0.3], [0.5, 0.5]], 1, { closed: false, canvas: CANVAS }), [[0.2, 0.3]]);
 });

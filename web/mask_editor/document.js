@@ -220,8 +220,7 @@ export function shapeAt(layer, frame, canvas) {
   const at = Math.floor(stateAt(layer, frame));
   const a = layer.keys[at] ?? { frame: 0 };
   const b = layer.keys[at + 1] ?? a;
-  const moving = layer.interpolate === "linear" && frame > a.frame && b !== a;
-  const u = moving ? (frame - a.frame) / (b.frame - a.frame) : 0;
+  const u = shareAt(layer, frame, at);
   /** @param {number} first @param {number} second */
   const between = (first, second) => first + (second - first) * u;
   const [ax, ay] = a.offset ?? [0, 0];
@@ -229,22 +228,53 @@ export function shapeAt(layer, frame, canvas) {
   /** @type {[number, number]} */
   const offset = [between(ax, bx), between(ay, by)];
   const scale = between(a.scale ?? 1, b.scale ?? 1);
-  const points = pointsOf(layer, at);
-  const next = u ? pointsOf(layer, at + 1) : points;
-  const to = next.length === points.length ? next : points;
+  const points = drawnAt(layer, frame);
   /** @param {0 | 1} axis @param {number} length */
   const placed = (axis, length) => {
-    const values = points.map((point, i) => between(point[axis], to[i][axis]));
+    const values = points.map((point) => point[axis]);
     const middle = middleOf(values);
     return values.map((value) => (middle + (value - middle) * scale + offset[axis]) * length);
   };
   return {
     x: placed(0, canvas.width),
     y: placed(1, canvas.height),
-    pressure: points.map((point, i) => between(point[2] ?? 1, to[i][2] ?? 1)),
+    pressure: points.map((point) => point[2] ?? 1),
     offset,
     scale,
   };
+}
+
+/**
+ * Return a layer's points at a frame, on their way from one key's to the next one's, before offset and scale: what a key that
+ * is put there must hold so that the shape stays as it is.
+ * @param {Layer} layer
+ * @param {number} frame
+ * @returns {Point[]}
+ */
+export function drawnAt(layer, frame) {
+  const at = Math.floor(stateAt(layer, frame));
+  const u = shareAt(layer, frame, at);
+  const points = pointsOf(layer, at);
+  const next = pointsOf(layer, at + 1);
+  if (!u || next === points || next.length !== points.length) return points;
+  return points.map((point, i) => {
+    const [x, y, pressure] = [0, 1, 2].map((axis) => {
+      const [first, second] = [point[axis] ?? 1, next[i][axis] ?? 1];
+      return first + (second - first) * u;
+    });
+    return [x, y, pressure];
+  });
+}
+
+/**
+ * Return how far a shape is on its way from key number `at` to the next one, 0 to below 1.
+ * @param {Layer} layer
+ * @param {number} frame
+ * @param {number} at
+ */
+function shareAt({ keys, interpolate }, frame, at) {
+  const moving = interpolate === "linear" && at + 1 < keys.length && frame > keys[at].frame;
+  return moving ? (frame - keys[at].frame) / (keys[at + 1].frame - keys[at].frame) : 0;
 }
 
 /**
@@ -276,7 +306,7 @@ function middleOf(values) {
  * Return `count` points along a path, evenly spaced, so that keys of one layer can be interpolated point by point. The first
  * point stays; of an open path the last one too.
  * @param {Point[]} points
- * @param {number} count at least 2
+ * @param {number} count at least 1
  * @param {{ closed: boolean, canvas: Canvas }} options closed: of a polygon
  * @returns {Point[]}
  */
@@ -290,7 +320,7 @@ export function resample(points, count, { closed, canvas }) {
   let piece = 0;
   let passed = 0;
   return Array.from({ length: count }, (_, i) => {
-    const goal = (total * i) / (closed ? count : count - 1);
+    const goal = (total * i) / (closed ? count : Math.max(count - 1, 1));
     while (piece < lengths.length - 1 && passed + lengths[piece] < goal) passed += lengths[piece++];
     const [from, to] = [path[piece], path[piece + 1] ?? path[piece]];
     const u = lengths[piece] ? Math.min((goal - passed) / lengths[piece], 1) : 0;

@@ -1,7 +1,7 @@
 // What each control does to a document: pure functions that put new objects in place of those that they change, so that what
 // was computed for the others stays valid. Fields that we do not know go along.
 
-import { shapeAt } from "./document.js";
+import { drawnAt, pointOf, shapeAt } from "./document.js";
 import { audioCount, FPS, tokenCount, tokenOfFrame, tokenStart } from "./cells.js";
 
 /** @typedef {import("./document.js").MaskDocument} MaskDocument */
@@ -71,7 +71,8 @@ export function reorderLayer(document, id, by) {
 }
 
 /**
- * Return the layer with a key at its frame, in place of one that is there; the first key always has points.
+ * Return the layer with a key at its frame, in place of one that is there. The first key always has points, and one without
+ * points of its own between two keys whose points differ takes those on the way, so that the shape stays as it is.
  * @param {Layer} layer
  * @param {Key} key
  * @returns {Layer}
@@ -81,6 +82,9 @@ export function putKey(layer, key) {
   const there = layer.keys.find((old) => old.frame === key.frame);
   let put = there ? { ...there, ...key } : key;
   if (first?.points && !put.points && key.frame < first.frame) put = { ...put, points: first.points };
+  const drawn = drawnAt(layer, key.frame);
+  const onTheWay = !layer.keys.some((old) => old.points === drawn);
+  if (drawn.length && onTheWay && !put.points) put = { ...put, points: drawn.map(([x, y, pressure]) => pointOf(x, y, pressure)) };
   const others = layer.keys.filter((old) => old.frame !== key.frame);
   return { ...layer, keys: [...others, put].sort((a, b) => a.frame - b.frame) };
 }

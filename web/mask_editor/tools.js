@@ -2,7 +2,7 @@
 // wipe between source and result. The pointer is captured from press to release; pen pressure scales the brush.
 
 import { addLayer, changeLayer, freeId, putKey, transformLayer } from "./edits.js";
-import { resample } from "./document.js";
+import { pointOf, resample } from "./document.js";
 import { panBy, toFractions, zoomAt } from "./viewport.js";
 import { pointOn } from "./dom.js";
 
@@ -122,8 +122,7 @@ function draw(editor, canvas, gesture, events) {
   for (const event of events) {
     const [x, y] = toFractions(box, ...pointOn(canvas, event));
     const pressure = event.pointerType === "pen" ? Math.max(0.05, event.pressure) : 1;
-    /** @type {Point} */
-    const point = pressure === 1 ? [x, y] : [x, y, Math.round(pressure * 100) / 100];
+    const point = pointOf(x, y, pressure);
     const last = gesture.points.at(-1);
     const far = !last || Math.hypot((x - last[0]) * width, (y - last[1]) * height) >= NEAR;
     if (far) gesture.points.push(point);
