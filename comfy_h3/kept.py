@@ -41,7 +41,7 @@ class KeptClip:
     _order: tuple[int, ...]
 
     def frame(self, number: int) -> torch.Tensor | None:
-        """Return picture ``number`` [H, W, C] in 0..1, the last one for those after it; None when it is gone."""
+        """Return picture ``number`` [H, W, C] (of a MASK [H, W]) in 0..1, the last one for those after; None when gone."""
         images = self._images() if self._images is not None else None
         return None if images is None else images[self._order[min(max(number, 0), len(self._order) - 1)]]
 
@@ -58,7 +58,7 @@ def keep(images: torch.Tensor | None, audio: Mapping[str, Any] | None = None, *,
     """Remember a clip and return its key; the same pictures keep theirs.
 
     Args:
-        images: IMAGE [F, H, W, C]. audio: AUDIO. fps: of the pictures.
+        images: IMAGE [F, H, W, C] or MASK [F, H, W]. audio: AUDIO. fps: of the pictures.
     """
     order = () if images is None else tuple(clock_order(len(images), fps=fps))
     height, width = (0, 0) if images is None else images.shape[1:3]

@@ -60,7 +60,7 @@ async def _frame(request: web.Request) -> web.Response:
         return web.Response(body=picture, content_type="image/jpeg", headers={"Cache-Control": "no-cache"})
     image = found.frame(number)
     if image is None:
-        raise web.HTTPNotFound(text="The pictures are not kept any more.")
+        raise web.HTTPNotFound(text="The clip has no pictures.")
     body = await _work(lambda: jpeg(picture_of(image)))
     headers = {"Cache-Control": f"private, max-age={_KEPT_SECONDS}"}
     return web.Response(body=body, content_type="image/jpeg", headers=headers)
@@ -85,7 +85,7 @@ def _clip(query: Mapping[str, str]) -> KeptClip | Path:
     key = query.get("key")
     if key is not None:
         clip = kept.kept(key)
-        if clip is None:
+        if clip is None or (clip.frames and clip.frame(0) is None):
             raise web.HTTPNotFound(text="The clip is not kept any more.")
         return clip
     name = query.get("file", "")

@@ -1,8 +1,9 @@
 """H3EngineLatentMask and H3EngineMaskFromImages: a LATENT with a mask of what is made anew.
 
 ``H3EngineLatentMask`` leaves on its node, as the output ``h3_mask`` of its last run: ``key``, of the source's pictures
-and sound in `kept`; ``canvas``, the latent's size; ``report`` and ``sampling``, the last one of that size. The page's
-editor starts from these; without the page the node works from its document alone.
+and sound in `kept`; ``mask``, of the connected MASK there; ``canvas``, the latent's size; ``report`` and
+``sampling``, the last one of that size. The page's editor starts from these; without the page the node works from its
+document alone.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ class H3EngineLatentMask(io.ComfyNode):  # type: ignore[misc]
                 ),
             ],
             outputs=_outputs(preview_of="The source"),
+            # So that the page can run what leads to this node, and no more.
+            is_output_node=True,
         )
 
     @classmethod
@@ -101,7 +104,8 @@ class H3EngineLatentMask(io.ComfyNode):  # type: ignore[misc]
                 masks = masks.joined(before)
                 notes.append("Note: the latent came with a mask; what either of both regenerates is regenerated.")
             key = None if images is None and audio is None else kept.keep(images, audio, fps=fps)
-            return _result(latent, masks, shot, images, fps=fps, notes=notes, key=key)
+            mask_key = None if mask is None else kept.keep(mask, fps=float(FPS))
+            return _result(latent, masks, shot, images, fps=fps, notes=notes, key=key, mask_key=mask_key)
 
 
 class H3EngineMaskFromImages(io.ComfyNode):  # type: ignore[misc]
@@ -227,6 +231,7 @@ def _result(
     fps: float,
     notes: list[str],
     key: str | None = None,
+    mask_key: str | None = None,
 ) -> io.NodeOutput:
     report = dataclasses.asdict(masks.report(shot))
     last = timings.last_of(dataclasses.astuple(shot))
@@ -236,6 +241,7 @@ def _result(
     host.NodeDisplay().text("\n".join(lines))
     shown = {
         "key": key,
+        "mask": mask_key,
         "canvas": dataclasses.asdict(shot),
         "report": report,
         "sampling": last and dataclasses.asdict(last),

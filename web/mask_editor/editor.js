@@ -29,7 +29,7 @@ import { pictureBox, WHOLE } from "./viewport.js";
  * @property {(text: string) => void} save writes the widget's text
  * @property {(route: string) => string} url
  * @property {() => Size | null} size of the latent, as far as the graph tells
- * @property {() => Source | null} source of the frames
+ * @property {(gone: string) => Source | null} source of the frames; gone: key of a clip that is not kept any more
  * @property {() => Source | null} result of the last run
  * @property {() => number | null} seconds that the last run's sampling took
  * @property {() => void} run everything that leads to this node
@@ -75,6 +75,7 @@ export class MaskEditor {
     /** @type {MaskDocument | null} shown while a drag lasts */
     this.pending = null;
     this.text = "";
+    this.gone = "";
     this.problem = "";
     /** @type {Size | null} */
     this.given = null;
@@ -181,9 +182,8 @@ export class MaskEditor {
   /** Look at the graph again: size, source and result. */
   refresh() {
     this.given = this.host.size();
-    this.source = this.#store(this.source, this.host.source());
+    this.source = this.#store(this.source, this.host.source(this.gone));
     this.result = this.#store(this.result, this.host.result());
-    this.given ??= this.source?.facts && "key" in this.source.source ? null : this.given;
     this.#changed();
   }
 
@@ -196,7 +196,12 @@ export class MaskEditor {
     old?.close();
     this.lastPicture = null;
     if (!source) return null;
-    const store = new FrameStore(source, this.host.url, () => this.redraw());
+    const store = new FrameStore(source, this.host.url, () => {
+      if (store.problem && "key" in source && source.key !== this.gone) {
+        this.gone = source.key;
+        this.refresh();
+      } else this.redraw();
+    });
     void store.open();
     return store;
   }

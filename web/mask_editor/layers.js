@@ -35,7 +35,7 @@ export function buildLayers(editor) {
     ofRun.hidden = !runOf(editor);
     updates.forEach((one) => one());
   };
-  return { element: make("div", { class: "h3-mask-foot" }, sound, ofLayer, ofRun, list), update };
+  return { element: make("div", { class: "h3-mask-foot" }, ofLayer, ofRun, make("div", { class: "h3-mask-bar" }, sound, list)), update };
 }
 
 /** @param {MaskEditor} editor */
@@ -150,10 +150,9 @@ function soundBar(editor, updates) {
   const audio = () => editor.document.audio;
   const put = (/** @type {Partial<ReturnType<typeof audio>>} */ changes) =>
     editor.commit({ ...editor.document, audio: { ...audio(), ...changes } });
-  return make("div", { class: "h3-mask-bar" },
-    make("span", { title: "Runs: drag on the lane; with Shift a run that keeps" }, "lanes: drag = regenerate, Shift+drag = keep"),
+  return make("div", { class: "h3-mask-group" },
     toggle(updates, button("L R linked", "Both channels of the sound are one lane", () => put({ linked: !audio().linked })), () => audio().linked, () => editor.editable),
-    toggle(updates, button("sound: regenerate by default", "What the sound is outside of its runs", () => put({ base: 1 - audio().base })),
+    toggle(updates, button("sound: regenerate", "What the sound is outside of its runs", () => put({ base: 1 - audio().base })),
       () => audio().base === 1, () => editor.editable),
   );
 }

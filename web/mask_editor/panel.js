@@ -31,6 +31,9 @@ const PRESETS = [
   ["box", "everything in a box", "A rectangle over all frames, to be moved"],
 ];
 
+const LANES = "Picture and sound: drag to regenerate, Shift and drag to keep; drag a run or its edges (Ctrl: between tokens); " +
+  "double click turns it. Tokens: drag to mark frames. Layer: drag its keys and its span.";
+
 /**
  * Build the elements of an editor.
  * @param {MaskEditor} editor
@@ -38,7 +41,7 @@ const PRESETS = [
 export function buildPanel(editor) {
   addStyle();
   const picture = make("canvas", { "aria-label": "Picture: paint here", role: "img" });
-  const time = make("canvas", { class: "h3-mask-time", "aria-label": "Lanes: layer, picture, sound, tokens", role: "img" });
+  const time = make("canvas", { class: "h3-mask-time", "aria-label": "Lanes: layer, picture, sound, tokens", role: "img", title: LANES });
   const status = make("div", { class: "h3-mask-status", role: "status", "data-part": "status" });
   /** @type {Update[]} */
   const updates = [];
@@ -77,8 +80,8 @@ function toolBar(editor, updates) {
       () => state.tool === tool, () => editor.editable));
   /** @param {Partial<typeof state.brush>} change */
   const brush = (change) => editor.show({ brush: { ...state.brush, ...change } });
-  const full = button("⛶", "Full screen (F)", () => editor.setFull(!state.full), { "data-action": "full" });
-  updates.push(() => (full.textContent = state.full ? "✕ close" : "⛶ full screen"));
+  const full = button("", "Full screen (F)", () => editor.setFull(!state.full), { "data-action": "full" });
+  updates.push(() => (full.textContent = state.full ? "close full screen" : "full screen"));
   return make("div", { class: "h3-mask-bar" },
     make("div", { class: "h3-mask-group", role: "toolbar", "aria-label": "Tools" }, ...tools),
     slider(updates, { name: "size", unit: "px", title: "Width of the brush in pixels of the video ([ and ])", max: 512,
@@ -169,7 +172,7 @@ function playBar(editor, updates) {
     input: () => editor.goTo(Number(scrub.value)) });
   scrub.setAttribute("style", "flex: 1; min-width: 80px");
   updates.push(() => {
-    play.textContent = state.playing ? "❚❚" : "▶";
+    play.textContent = state.playing ? "❚❚ pause" : "▶ play";
     scrub.max = String(editor.frames - 1);
     scrub.value = String(state.frame);
     const token = tokenOfFrame(state.frame);
@@ -179,11 +182,11 @@ function playBar(editor, updates) {
   });
   return make("div", { class: "h3-mask-bar" },
     make("div", { class: "h3-mask-group" },
-      button("⏮", "One token back (Shift+←)", () => editor.goToToken(-1)),
-      button("◀", "One frame back (←)", () => editor.goTo(state.frame - 1)),
+      button("«", "One token back (Shift+←)", () => editor.goToToken(-1)),
+      button("‹", "One frame back (←)", () => editor.goTo(state.frame - 1)),
       play,
-      button("▶|", "One frame on (→)", () => editor.goTo(state.frame + 1)),
-      button("⏭", "One token on (Shift+→)", () => editor.goToToken(1))),
+      button("›", "One frame on (→)", () => editor.goTo(state.frame + 1)),
+      button("»", "One token on (Shift+→)", () => editor.goToToken(1))),
     scrub,
     where,
   );

@@ -15,8 +15,8 @@ import { downstream, resultInGraph, sizeInGraph, sourceInGraph, stepsInGraph } f
  */
 
 export const NODE = "H3EngineLatentMask";
-const SIZE = /** @type {const} */ ([760, 780]);
-const MIN_HEIGHT = 520;
+const SIZE = /** @type {const} */ ([840, 960]);
+const MIN_HEIGHT = 560;
 const FOLDER = "h3_masks";
 
 /** Editors by their node, for tests and for other scripts of the page. @type {WeakMap<GraphNode, MaskEditor>} */
@@ -37,6 +37,8 @@ export function attachEditor(node, app) {
   if (!text || !node.addDOMWidget) return;
   text.hidden = true;
   text.options = { ...text.options, hidden: true };
+  // Nor does it take room; some versions lay out what is hidden.
+  Object.assign(text, { computeLayoutSize: () => ({ minHeight: 0, maxHeight: 0, minWidth: 0 }), computeSize: () => [0, -4] });
   const place = make("div", { class: "h3-mask-place", "data-capture-wheel": "true" });
   place.style.cssText = `width: 100%; height: 100%; min-height: ${MIN_HEIGHT}px;`;
   const away = make("div", { class: "h3-mask-away" }, "The editor is open in full screen.");
@@ -51,7 +53,7 @@ export function attachEditor(node, app) {
     },
     url: (route) => app.api.apiURL(route),
     size: () => sizeInGraph(node) ?? shown?.canvas ?? null,
-    source: () => (shown?.key ? { key: shown.key } : sourceInGraph(node)),
+    source: (gone) => (shown?.key && shown.key !== gone ? { key: shown.key } : sourceInGraph(node)),
     result: () => resultInGraph(node, app.nodeOutputs ?? {}),
     seconds: () => estimate(node, shown),
     run: () => void app.queuePrompt(0, 1, [String(node.id)]),
