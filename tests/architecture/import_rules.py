@@ -17,7 +17,7 @@ TORCH_FREE = ("engine.contract", "engine.server", "engine.controller", "engine.c
               "engine.config", "engine.env", "engine.checkpoint", "engine.link", "engine.cli", "engine.client",
               "engine.wire", "engine.layout", "engine.packages", "engine.__main__")  # fmt: skip
 """Rooms without torch. A suffix belongs to its room: ``engine.cli_demo`` to ``engine.cli``."""
-CONTRACT_WITH_NUMPY = ("engine.contract.mask_cells", "engine.contract.mask_paint", "engine.contract.mask_shapes")
+CONTRACT_WITH_NUMPY = tuple(f"engine.contract.mask_{name}" for name in ("cells", "files", "paint", "shapes"))
 """Masks are computed on both sides of the wire; who needs only their document does without numpy."""
 DISTRIBUTED = ("engine.parallel", "engine.fleet", "engine.worker")
 

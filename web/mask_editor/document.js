@@ -106,8 +106,8 @@ export function writeDocument(edit) {
  * @returns {MaskDocument}
  */
 function filled(data) {
-  must(isObject(data), "The document is not a JSON object.");
-  must(data.version === VERSION, `The document has version ${data.version}, this editor knows version ${VERSION}.`);
+  must(isObject(data), "The edit is not a JSON object.");
+  must(data.version === VERSION, `The edit has version ${data.version}, this editor knows version ${VERSION}.`);
   const { canvas = null, layers = [], video = {}, audio = {} } = data;
   if (canvas) must([canvas.width, canvas.height, canvas.frames].every((side) => side > 0), "The canvas has no size.");
   must(Array.isArray(layers) && isObject(video) && isObject(audio), "Layers or lanes are not what they should be.");
