@@ -234,7 +234,7 @@ def cases() -> dict[str, Json]:
             still("ellipse", [[0.8, 0.8], [1.4, 1.3]]), still("polygon", lasso, enabled=False)]),
         "ranges_at_odd_frames": case(
             [still("rect", [[0.25, 0.25], [0.5, 0.5]])], size=(64, 64, 39),
-            video={"base": 1, "ranges": [{"from": 0, "to": 7, "value": 0}, {"from": 5, "to": 6, "value": 0.25},
+            video={"base": 1, "ranges": [{"from": 0, "to": 11, "value": 0}, {"from": 5, "to": 6, "value": 0.25},
                                          {"from": 18, "to": 39, "value": 0}]},
             audio={"base": 0, "linked": False, "ranges": [{"from": 7, "to": 19, "value": 1, "channel": 0},
                                                           {"from": 11.3, "to": 12.45, "value": 0.5, "channel": 1},
