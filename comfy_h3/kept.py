@@ -41,7 +41,7 @@ class KeptClip:
     _order: tuple[int, ...]
 
     def frame(self, number: int) -> torch.Tensor | None:
-        """Return picture ``number`` [H, W, C] (of a MASK [H, W]) in 0..1, the last one for those after; None when gone."""
+        """Return picture ``number``, [H, W, C] or of a MASK [H, W], in 0..1; after the end the last, None when gone."""
         images = self._images() if self._images is not None else None
         return None if images is None else images[self._order[min(max(number, 0), len(self._order) - 1)]]
 
