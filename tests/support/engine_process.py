@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from .received_masks import watching
 from .side_folder import with_media_libraries
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,8 +36,12 @@ class EngineProcess:
         token: str | None = None,
         media: bool = False,
     ) -> None:
-        """Describe it. ``media``: whether it finds torchvision and torchaudio, which pictures and sound need."""
+        """Describe it. ``media``: whether it finds torchvision and torchaudio, which pictures and sound need.
+
+        What its ranks receive of edits lies in ``masks``; see `received_masks`.
+        """
         self.folder = folder
+        self.masks = folder / "masks"
         self._media = media
         self.token = token
         self._ready = folder / "ready.json"
@@ -60,6 +65,7 @@ class EngineProcess:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("H3_ENGINE_")}
         if self.token is not None:
             environment["H3_ENGINE_TOKEN"] = self.token
+        environment = watching(environment, self.masks)
         if self._media:
             environment = with_media_libraries(environment)
         with self.log.open("wb") as log:
