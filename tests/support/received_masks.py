@@ -1,4 +1,4 @@
-"""What the ranks of a test's engine made of each edit that reached them, written by ``rank_faults/sitecustomize.py``."""
+"""What the ranks of a test's engine made of each edit, written by ``rank_faults/sitecustomize.py``."""
 
 from __future__ import annotations
 
