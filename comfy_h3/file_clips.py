@@ -20,11 +20,11 @@ import numpy as np
 from PIL import Image
 
 from ..engine.contract.geometry import FPS
-from .thumbnails import jpeg
+from .thumbnails import SIDE, jpeg
 
 _KEPT = 1024
 _AHEAD = 24
-"""Frames that are decoded at once."""
+"""Frames that are decoded beyond the one that is asked for."""
 _MOST_FRAMES = 24 * 600
 _PEAKS_PER_SECOND = 40
 _PEAK_RATE = 8000
@@ -100,12 +100,13 @@ def _seconds(container: Any, stream: Any) -> float:
 
 
 def _decode(stamp: Stamp, number: int) -> None:
-    """Decode frame ``number`` and some after it into what is kept."""
+    """Decode from the key frame before ``number`` to some frames after it into what is kept."""
     try:
         with av.open(str(stamp[0])) as container:
             shown: Any = None
-            at, end = number, min(number + _AHEAD, facts_of(stamp).frames)
+            at, end = 0, min(number + _AHEAD, facts_of(stamp).frames)
             for picture, start in _from(container, number):
+                at = start if shown is None else at
                 # The picture before is shown until this one begins.
                 while shown is not None and at < min(start, end):
                     _keep(stamp, at, shown)
@@ -133,7 +134,10 @@ def _from(container: Any, number: int) -> Iterator[tuple[Any, int]]:
 
 
 def _keep(stamp: Stamp, number: int, picture: Any) -> None:
-    _pictures[stamp, number] = jpeg(Image.fromarray(picture.to_ndarray(format="rgb24")))
+    scale = min(1.0, SIDE / max(picture.width, picture.height))
+    width, height = max(2, round(picture.width * scale)), max(2, round(picture.height * scale))
+    small = picture.reformat(width=width, height=height, format="rgb24")
+    _pictures[stamp, number] = jpeg(Image.fromarray(small.to_ndarray()))
     while len(_pictures) > _KEPT:
         _pictures.popitem(last=False)
 

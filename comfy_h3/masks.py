@@ -22,6 +22,7 @@ from PIL import Image, ImageSequence, UnidentifiedImageError
 from ..engine.contract import mask_cells
 from ..engine.contract.errors import RequestError
 from ..engine.contract.mask_document import MaskDocument, check_document_fits
+from ..engine.contract.mask_files import mask_levels
 from .convert import latent_streams, whole_frames
 from .kept import clock_order
 
@@ -191,13 +192,13 @@ def raster_of_file(file: Path, *, frames: int, field: str) -> npt.NDArray[np.uin
 def _frames_of_picture(file: Path, most: int) -> Sequence[npt.NDArray[np.uint8]]:
     with Image.open(file) as picture:
         pages = zip(range(most), ImageSequence.Iterator(picture), strict=False)
-        return [np.array(page.convert("RGB").convert("L")) for _, page in pages]
+        return [mask_levels(np.asarray(page.convert("RGB"))) for _, page in pages]
 
 
 def _frames_of_clip(file: Path, most: int) -> Sequence[npt.NDArray[np.uint8]]:
     with av.open(str(file)) as clip:
         pages = zip(range(most), clip.decode(video=0), strict=False)
-        return [page.to_ndarray(format="gray") for _, page in pages]
+        return [mask_levels(page.to_ndarray(format="rgb24")) for _, page in pages]
 
 
 def _array(mask: Any) -> npt.ArrayLike:

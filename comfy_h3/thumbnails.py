@@ -9,14 +9,15 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
-_SIDE = 640
+SIDE = 640
+"""Pixels of the longer side, at most."""
 _QUALITY = 82
 
 
 def jpeg(picture: Image.Image) -> bytes:
     """Return a picture as a JPEG of at most 640 pixels a side."""
     small = picture.convert("RGB")
-    small.thumbnail((_SIDE, _SIDE), Image.Resampling.BILINEAR, reducing_gap=2.0)
+    small.thumbnail((SIDE, SIDE), Image.Resampling.BILINEAR, reducing_gap=2.0)
     out = io.BytesIO()
     small.save(out, "JPEG", quality=_QUALITY)
     return out.getvalue()

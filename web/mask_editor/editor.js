@@ -389,11 +389,15 @@ export class MaskEditor {
   /** @param {CanvasRenderingContext2D} context @param {import("./viewport.js").Box} box */
   #drawFrames(context, box) {
     const { frame, source } = this;
-    const picture = source?.get(frame) ?? (this.state.playing ? this.lastPicture : null);
-    if (picture) {
-      this.lastPicture = picture;
-      drawPicture(context, picture, box);
-    } else drawEmpty(context, box, this.#emptyText());
+    const picture = source?.get(frame);
+    if (picture) drawPicture(context, picture, box);
+    else {
+      const stale = this.lastPicture?.width ? this.lastPicture : null;
+      drawEmpty(context, box, stale ? "" : this.#emptyText());
+      // Until the frame is there the last one stays, faintly; while playing as it is.
+      if (stale) drawPicture(context, stale, box, this.state.playing ? 1 : 0.4);
+    }
+    this.lastPicture = picture ?? this.lastPicture;
     if (this.state.onion && source) {
       const token = tokenOfFrame(frame);
       for (const other of [tokenStart(Math.max(0, token - 1)), Math.min(this.frames - 1, tokenStart(token + 1))]) {

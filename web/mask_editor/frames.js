@@ -2,7 +2,7 @@
 
 const KEPT = 96;
 const AT_ONCE = 4;
-const WAITING = 24;
+const WAITING = 10;
 const RETRY_MS = 4000;
 
 /**

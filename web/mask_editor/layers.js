@@ -23,6 +23,8 @@ export function buildLayers(editor) {
   const ofLayer = layerBar(editor, updates);
   const ofRun = runBar(editor, updates);
   const sound = soundBar(editor, updates);
+  const hint = make("p", {}, "Paint on the picture, or drag on a lane: what is striped is regenerated, the rest stays. " +
+    "Choose a layer or a run to change it.");
   /** @type {readonly Layer[] | null} */
   let shown = null;
   let chosen = "";
@@ -31,11 +33,12 @@ export function buildLayers(editor) {
     const now = `${editor.selected} ${editor.editable}`;
     if (layers !== shown || chosen !== now) list.replaceChildren(importButton(editor), ...layers.map((layer) => chip(editor, layer)));
     [shown, chosen] = [layers, now];
-    ofLayer.hidden = !editor.layer || editor.state.run !== null;
+    ofLayer.hidden = !editor.layer || runOf(editor) !== null;
     ofRun.hidden = !runOf(editor);
+    hint.hidden = !ofLayer.hidden || !ofRun.hidden;
     updates.forEach((one) => one());
   };
-  return { element: make("div", { class: "h3-mask-foot" }, ofLayer, ofRun, make("div", { class: "h3-mask-bar" }, sound, list)), update };
+  return { element: make("div", { class: "h3-mask-foot" }, make("div", { class: "h3-mask-slot" }, hint, ofLayer, ofRun), make("div", { class: "h3-mask-bar" }, sound, list)), update };
 }
 
 /** @param {MaskEditor} editor */

@@ -68,7 +68,7 @@ export function drawCells(context, cells, columns, box) {
   for (let i = 0; i < cells.length; i++) {
     if (!cells[i]) continue;
     any = true;
-    image.data.set([...RED, 40 + 120 * cells[i]], 4 * i);
+    image.data.set([...RED, 30 + 90 * cells[i]], 4 * i);
   }
   if (!any) return;
   small.putImageData(image, 0, 0);
@@ -108,7 +108,7 @@ function hatch(context) {
     stripes = document.createElement("canvas");
     stripes.width = stripes.height = HATCH;
     const pen = /** @type {Context} */ (stripes.getContext("2d"));
-    pen.strokeStyle = "rgba(255,255,255,0.55)";
+    pen.strokeStyle = "rgba(255,255,255,0.45)";
     pen.beginPath();
     for (const shift of [-HATCH, 0, HATCH]) {
       pen.moveTo(shift, HATCH);

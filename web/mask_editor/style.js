@@ -17,6 +17,7 @@ const CSS = `
 .h3-mask label { display: inline-flex; gap: 4px; align-items: center; white-space: nowrap; }
 .h3-mask input[type=range] { width: 72px; accent-color: #5b9dff; }
 .h3-mask input[type=number] { width: 52px; box-sizing: border-box; }
+.h3-mask select { max-width: 120px; }
 .h3-mask output { min-width: 34px; font-variant-numeric: tabular-nums; }
 .h3-mask-view { position: relative; flex: 1 1 200px; min-height: 200px; background: #17181b; border-radius: 4px;
   overflow: hidden; }
@@ -26,8 +27,12 @@ const CSS = `
 .h3-mask-where { font-variant-numeric: tabular-nums; margin-left: auto; }
 .h3-mask-notice { padding: 4px 8px; border-radius: 4px; background: #6b4a12; color: #fff; }
 .h3-mask [hidden] { display: none !important; }
-.h3-mask-foot { display: flex; flex-direction: column; gap: 4px; }
-.h3-mask-layers { display: flex; flex: 1 1 200px; flex-wrap: wrap; gap: 3px; max-height: 58px; overflow: auto; align-items: center; }
+.h3-mask-foot { flex: none; display: flex; flex-direction: column; gap: 4px; }
+.h3-mask-slot { height: 54px; overflow: auto; }
+.h3-mask-full .h3-mask-slot { height: 28px; }
+.h3-mask-slot p { margin: 0; opacity: .75; }
+.h3-mask-foot > .h3-mask-bar { flex-wrap: nowrap; }
+.h3-mask-layers { display: flex; flex: 1 1 200px; flex-wrap: wrap; gap: 3px; height: 30px; overflow: auto; align-items: center; }
 .h3-mask-layer { display: inline-flex; border: 1px solid var(--h3-line); border-radius: 4px; overflow: hidden; }
 .h3-mask-layer button { border: 0; border-radius: 0; }
 .h3-mask-layer[data-selected=true] { border-color: #5b9dff; box-shadow: 0 0 0 1px #5b9dff; }
