@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from . import env
+from .cli_edit import add_edit_arguments, edit_of_arguments
 from .cli_media import add_media_arguments, media_of_arguments
 from .cli_output import ProgressBar, say, tell
 from .client import EngineClient
@@ -52,6 +53,7 @@ def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-outputs", type=int, metavar="N", help=several)
     parser.add_argument("--pad-seq-len", type=int, metavar="ROWS", help="rows to pad the sequence to, a multiple of 64")
     add_media_arguments(parser)
+    add_edit_arguments(parser)
     add_output(parser, "output.mp4")
 
 
@@ -104,7 +106,8 @@ def run_generate(arguments: argparse.Namespace) -> int:
         )
     output = output_of(arguments)
     media, parts = media_of_arguments(arguments)
-    request = {**request_of(arguments), **media}
+    edit, clips = edit_of_arguments(arguments)
+    request, parts = {**request_of(arguments), **media, **edit}, {**parts, **clips}
     for path in asyncio.run(generate(_client(arguments), request, output, parts)):
         say(str(path))
     return 0

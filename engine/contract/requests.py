@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, TypeAlias
 
+from .edits import SourceEdit
 from .errors import RequestError
 from .fields import parse_object
 from .limits import DEFAULT_STEPS
@@ -133,6 +135,8 @@ class Generate:
         pad_seq_len: see `Denoise`.
         keyframes: see `EncodePrompt`. references: likewise. guides: see `EncodeMedia`.
         num_outputs: see `Denoise`; the pieces of output i carry ``output`` i.
+        edit: a clip that is edited or continued; its length and, absent ``width`` and ``height``, its canvas are the
+            video's.
     """
 
     task: Literal["generate"]
@@ -150,6 +154,7 @@ class Generate:
     references: tuple[Reference, ...] = ()
     guides: tuple[Guide, ...] = ()
     num_outputs: int = 1
+    edit: SourceEdit | None = None
 
 
 @dataclass(frozen=True)
@@ -177,7 +182,8 @@ def media_of(request: Request) -> Iterator[tuple[str, Media]]:
     if isinstance(request, EncodeMedia):
         return named_media(guides=request.guides, source=request.source)
     if isinstance(request, Generate):
-        return named_media(keyframes=request.keyframes, references=request.references, guides=request.guides)
+        conditions = named_media(keyframes=request.keyframes, references=request.references, guides=request.guides)
+        return conditions if request.edit is None else chain(conditions, request.edit.media())
     return iter(())
 
 
