@@ -13,8 +13,8 @@ from engine.conditioning import Conditions, EncodedCondition
 from engine.masking import Edit
 from engine.models.bundle import Models
 from engine.parallel.collectives import collect_json
+from engine.parallel.compile import compile_blocks
 from engine.parallel.mesh import Mesh
-from engine.parallel.sharding import sequence_parallel_of
 from engine.stages.base import Latents, PromptEmbeds
 from engine.stages.denoise import denoise
 
@@ -27,6 +27,7 @@ LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
         "ring": {"degrees": (1, 2)},
         "tensor": {"degrees": (1, 1, 2)},
         "sharded": {"degrees": (2,), "shard": True},
+        "compiled": {"degrees": (2,), "compiled": True},
     },
     4: {
         "ulysses and ring": {"degrees": (2, 2)},
@@ -104,12 +105,14 @@ def whole_times(models: Models) -> list[float]:
     return times.rows
 
 
-def compare(mesh: Mesh, folder: Path, one: Models, *, degrees: tuple[int, ...], shard: bool = False) -> Found:
+def compare(
+    mesh: Mesh, folder: Path, one: Models, *, degrees: tuple[int, ...], shard: bool = False, compiled: bool = False
+) -> Found:
     """Return how an edit in one layout differs from one rank's, and the times of this rank's rows."""
     lay_out(mesh, *degrees)
     models, _, _ = divided(mesh, folder, shard=shard)
-    parallel = sequence_parallel_of(models.transformer)
-    assert parallel is not None
+    if compiled:
+        compile_blocks(models.transformer, backend="eager")
     what, times = edit(), Times(models.transformer)
     alone, made = make(one, what), [make(models, what, pad_seq_len=pad) for pad in PADS]
     times.remove()
