@@ -5,7 +5,9 @@ safetensors files in the run folder. Neither side imports the other; this module
 
 Controller → rank 0:
     ``{"op": "run", "job_id", "request": {...}, "inputs": {part: path}, "folder": path}``
-        run one job; it writes its outputs below ``folder``. One job at a time: the next follows ``end``.
+        run one job; it writes its outputs below ``folder``. One job at a time: the next follows ``end``. Optional:
+        ``cached``, kind → file with what one of its stages makes, which then is not run, and ``keep``, the kinds that
+        it should tell of as ``kept`` (`cache_keys.STAGE_OF` has the kinds).
     ``{"op": "cancel", "job_id"}``   stop that job at the next boundary; ignored when it is not the running one.
     ``{"op": "stop"}``               leave in order; every rank exits with 0.
 
@@ -17,6 +19,7 @@ Rank 0 → controller:
     ``{"op": "event", "job_id", "event": {...}}``                     `messages.event_to_dict` without job_id and seq.
     ``{"op": "output", "job_id", "output", "name", "index", "last", "format", "path"}``   a finished file, the
     controller's now; ``output`` numbers the request's ``num_outputs``.
+    ``{"op": "kept", "job_id", "kind", "path", "facts"}``             what a stage made, for later jobs.
     ``{"op": "end", "job_id", "error": null | {...}, "facts": {...}}``          the job is over on all ranks.
 """
 

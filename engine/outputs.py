@@ -47,6 +47,9 @@ class Outputs(Protocol):
     def same(self, name: str, path: Path) -> None:
         """Give the input file ``path`` back as it is."""
 
+    def keep(self, kind: str, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
+        """Give what a stage made to the controller, for later jobs; see `runner_cache`."""
+
     def of_output(self, number: int) -> Outputs:
         """Return where the pieces of output ``number`` of the request go; this one's are those of output 0."""
 
@@ -77,7 +80,7 @@ class RelayOutputs:
     ) -> None:
         """Write and announce one safetensors file."""
         path = self._folder / f"{name}-{self._number}-{index}.safetensors"
-        save_file({key: tensor.cpu().contiguous() for key, tensor in tensors.items()}, path, metadata)
+        _save(tensors, path, metadata)
         self._announce(name, path, "safetensors", index=index, last=last)
 
     def new_file(self, name: str) -> Path:
@@ -101,9 +104,20 @@ class RelayOutputs:
         piece = {"name": name, "index": index, "last": last, "format": file_format, "path": str(path)}
         self._link.send({**message, **piece})
 
+    def keep(self, kind: str, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
+        """Write and tell of one safetensors file."""
+        path = self._folder / f"kept-{kind}.safetensors"
+        _save(tensors, path)
+        message = {"op": "kept", "job_id": self._job_id, "kind": kind, "path": str(path), "facts": dict(facts)}
+        self._link.send(message)
+
     def of_output(self, number: int) -> RelayOutputs:
         """Return the same with another number."""
         return RelayOutputs(self._link, self._job_id, self._folder, number=number)
+
+
+def _save(tensors: Mapping[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    save_file({key: tensor.cpu().contiguous() for key, tensor in tensors.items()}, path, metadata)
 
 
 def _flat(tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -135,6 +149,9 @@ class NoOutputs:
         """Nothing."""
 
     def same(self, name: str, path: Path) -> None:
+        """Nothing."""
+
+    def keep(self, kind: str, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
         """Nothing."""
 
     def of_output(self, number: int) -> NoOutputs:

@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import load_file
 
 from .conditioning import NOTHING, Conditions
+from .contract.check_masks import MASKS
 from .contract.errors import EngineError, JobCancelled, JobError, RequestError
 from .contract.requests import (
     Decode,
@@ -44,7 +45,8 @@ from .parallel.collectives import DataGroupError, collect_json, share_tensors
 from .parallel.mesh import Mesh
 from .parallel.watchdog import Watchdog
 from .progress import Progress
-from .runner_edit import load_edit, tell_of
+from .runner_cache import Reuse
+from .runner_edit import load_edit, place_source, tell_of
 from .runner_media import JobMedia, fit_source, load_prepared, source_latents
 from .stages.base import Latents, Prepared, PromptEmbeds, StageContext
 from .stages.decode_audio import decode_audio
@@ -92,7 +94,7 @@ class JobRunner:
         agreement = Agreement(self._mesh, cancelled)
         request = parse_request(message["request"])
         progress = Progress(_planned(request), outputs.event)
-        job = _Job(self._models, self._mesh, agreement, progress, outputs)
+        job = _Job(self._models, self._mesh, agreement, progress, outputs, reuse=Reuse(message, outputs))
         self._watchdog.watch_job(message["job_id"])
         try:
             facts = job.perform(request, {name: Path(path) for name, path in message["inputs"].items()})
@@ -154,20 +156,36 @@ def job_error(error: Exception, *, stage: str | None, rank: int) -> EngineError:
 def _planned(request: Request) -> tuple[str, ...]:
     """Return the stages of ``request`` as they will run: for each output, what comes after the encoders once more."""
     stages = stages_of(request)
+    if isinstance(request, Generate) and request.edit is not None and _has_conditions(request):
+        stages = ("encode_media", *stages)
     repeated = tuple(stage for stage in stages if not stage.startswith("encode"))
     again = request.num_outputs - 1 if isinstance(request, (Denoise, Generate)) else 0
     return stages + repeated * again
 
 
+def _has_conditions(request: Generate) -> bool:
+    return bool(request.keyframes or request.references or request.guides)
+
+
 class _Job:
     """The stages of one job on one rank."""
 
-    def __init__(self, models: Models, mesh: Mesh, agreement: Agreement, progress: Progress, outputs: Outputs) -> None:
+    def __init__(
+        self,
+        models: Models,
+        mesh: Mesh,
+        agreement: Agreement,
+        progress: Progress,
+        outputs: Outputs,
+        *,
+        reuse: Reuse,
+    ) -> None:
         self._models = models
         self._mesh = mesh
         self._agreement = agreement
         self._progress = progress
         self._outputs = outputs
+        self._reuse = reuse
         self._ctx = StageContext(models, mesh.device, self._report, self._boundary)
 
     def _boundary(self) -> None:
@@ -197,7 +215,7 @@ class _Job:
             tensors = load_file(inputs["latents"])
             return self._decode(Latents(tensors["video"], tensors["audio"]), request, self._outputs)
         if isinstance(request, Generate):
-            return self._generate(request, JobMedia.load(request, inputs))
+            return self._generate(request, inputs)
         assert isinstance(request, Echo)
         for name, path in inputs.items():
             self._outputs.same(name, path)
@@ -220,11 +238,23 @@ class _Job:
 
     def _encode_source(self, request: EncodeMedia, inputs: Mapping[str, Path]) -> dict[str, Any]:
         width, height, frames = _sizes(request)
+        latents = self._source(inputs, width=width, height=height, frames=frames)
+        if latents is not None:
+            self._outputs.tensors("latents", vars(latents))
+        return {"width": width, "height": height, "frames": frames}
+
+    def _source(self, inputs: Mapping[str, Path], *, width: int, height: int, frames: int) -> Latents | None:
+        """Return what the clip to edit becomes, on rank 0; None elsewhere."""
+        if self._reuse.knows("source"):
+            self._progress.skip("encode_media")
+            return Latents(**self._known("source")) if self._mesh.layout.rank == 0 else None
         medium = fit_source(load_prepared(inputs["source"]), width=width, height=height, frames=frames)
         encoded = self._encode_media([medium])
-        if encoded is not None:
-            self._outputs.tensors("latents", vars(source_latents(encoded[0])))
-        return {"width": width, "height": height, "frames": frames}
+        if encoded is None:
+            return None
+        latents = source_latents(encoded[0])
+        self._reuse.keep("source", vars(latents), {"width": width, "height": height, "frames": frames})
+        return latents
 
     def _sample(self, request: Denoise, inputs: Mapping[str, Path]) -> dict[str, Any]:
         tensors = load_file(inputs["conditioning"])
@@ -237,12 +267,25 @@ class _Job:
             self._denoise(embeds, conditions, request, number, edit=edit)
         return told
 
-    def _generate(self, request: Generate, media: JobMedia) -> dict[str, Any]:
+    def _generate(self, request: Generate, inputs: Mapping[str, Path]) -> dict[str, Any]:
+        media = JobMedia.load(request, inputs)
         with self._noise_worker(request, media) as noise:
             embeds = self._encode_text(request.prompt, media)
             shared = share_tensors(None if embeds is None else vars(embeds), self._mesh)
             conditions = self._share(self._encode_conditions(media), media)
-            return self._make_outputs(PromptEmbeds(**shared), conditions, request, noise)
+            edit = self._edit(request, inputs)
+            told = tell_of(edit, frames=request.frames or 0, outputs=self._outputs)
+            return self._make_outputs(PromptEmbeds(**shared), conditions, request, noise, edit) | told
+
+    def _edit(self, request: Generate, inputs: Mapping[str, Path]) -> Edit | None:
+        """Return the request's edit on every rank, its source encoded on rank 0."""
+        if request.edit is None:
+            return None
+        width, height, _ = _sizes(request)
+        assert request.edit.frames is not None, "resolved by who read the source"
+        latents = self._source(inputs, width=width, height=height, frames=request.edit.frames)
+        shared = share_tensors(None if latents is None else vars(latents), self._mesh)
+        return place_source(Latents(**shared), request.edit, load_file(inputs[MASKS]))
 
     def _noise_worker(self, request: Generate, media: JobMedia) -> NoiseWorker:
         """Begin to draw the first output's noise."""
@@ -252,30 +295,54 @@ class _Job:
         return NoiseWorker(NoiseShapes.of(grid, media.blocks(facts)), seed=request.seed)
 
     def _make_outputs(
-        self, embeds: PromptEmbeds, conditions: Conditions, request: Generate, noise: NoiseWorker
+        self,
+        embeds: PromptEmbeds,
+        conditions: Conditions,
+        request: Generate,
+        noise: NoiseWorker,
+        edit: Edit | None,
     ) -> dict[str, Any]:
         """Make one output after the other; nothing of one is held when the next begins."""
         facts: dict[str, Any] = {}
         for number in range(request.num_outputs):
-            latents = self._denoise(embeds, conditions, request, number, noise=noise if number == 0 else None)
+            begun = noise if number == 0 else None
+            latents = self._denoise(embeds, conditions, request, number, noise=begun, edit=edit)
             facts = self._decode(latents, request, self._outputs.of_output(number))
             del latents
         return facts
 
     def _encode_text(self, prompt: str, media: JobMedia) -> PromptEmbeds | None:
         """Return the conditioning on rank 0, which is known to all to have it, and None elsewhere."""
+        if self._reuse.knows("text"):
+            self._progress.skip("encode_prompt")
+            return PromptEmbeds(**self._known("text")) if self._mesh.layout.rank == 0 else None
         with self._progress.running("encode_prompt"):
             embeds = encode_prompt(self._ctx, prompt=prompt, shown=media.shown())
         # The sums over the parts of a divided text encoder are data collectives: all ranks must have left them.
         self._boundary()
-        return embeds if self._mesh.layout.rank == 0 else None
+        if embeds is None or self._mesh.layout.rank != 0:
+            return None
+        self._reuse.keep("text", vars(embeds), {"tokens": embeds.token_tags.shape[0]})
+        return embeds
+
+    def _known(self, kind: str) -> dict[str, torch.Tensor]:
+        """Return what a stage made for an earlier job, on this rank's device."""
+        return {name: tensor.to(self._mesh.device) for name, tensor in self._reuse.read(kind).items()}
 
     def _encode_conditions(self, media: JobMedia) -> Conditions | None:
         """Return what the keyframes, guides and references become, on rank 0; None elsewhere."""
         if not media.media():
             return NOTHING if self._mesh.layout.rank == 0 else None
+        if self._reuse.knows("conditions"):
+            self._progress.skip("encode_media")
+            known = self._reuse.read("conditions") if self._mesh.layout.rank == 0 else None
+            return None if known is None else Conditions.read(known, media.conditions(), media.reference_entries())
         encoded = self._encode_media(media.media())
-        return None if encoded is None else media.assemble(encoded)
+        if encoded is None:
+            return None
+        conditions = media.assemble(encoded)
+        self._reuse.keep("conditions", conditions.named(), conditions.facts())
+        return conditions
 
     def _encode_media(self, media: list[Prepared]) -> list[EncodedMedium] | None:
         with self._progress.running("encode_media"):

@@ -141,11 +141,12 @@ class Step:
 
 @dataclass(frozen=True)
 class StageFinished:
-    """A stage is done after ``seconds``."""
+    """A stage is done after ``seconds``; ``cached``: its result was known already, and it never started."""
 
     stage: str
     seconds: float
     progress: float
+    cached: bool = False
 
 
 @dataclass(frozen=True)
