@@ -7,7 +7,7 @@ const CSS = `
   border-radius: 6px; user-select: none; -webkit-user-select: none; container-type: inline-size; overflow: hidden; }
 .h3-mask:focus-visible, .h3-mask :focus-visible { outline: 2px solid #5b9dff; outline-offset: -2px; }
 .h3-mask-bar { display: flex; flex-wrap: wrap; gap: 3px 6px; align-items: center; }
-.h3-mask-group { display: flex; gap: 2px; align-items: center; }
+.h3-mask-group { display: flex; flex-wrap: wrap; gap: 2px; align-items: center; }
 .h3-mask button, .h3-mask select, .h3-mask input[type=number] { font: inherit; color: inherit; padding: 2px 6px;
   min-height: 24px; background: var(--comfy-input-bg, #222); border: 1px solid var(--h3-line); border-radius: 4px; }
 .h3-mask button { cursor: pointer; white-space: nowrap; }
@@ -31,7 +31,6 @@ const CSS = `
 .h3-mask-slot { height: 54px; overflow: auto; }
 .h3-mask-full .h3-mask-slot { height: 28px; }
 .h3-mask-slot p { margin: 0; opacity: .75; }
-.h3-mask-foot > .h3-mask-bar { flex-wrap: nowrap; }
 .h3-mask-layers { display: flex; flex: 1 1 200px; flex-wrap: wrap; gap: 3px; height: 30px; overflow: auto; align-items: center; }
 .h3-mask-layer { display: inline-flex; border: 1px solid var(--h3-line); border-radius: 4px; overflow: hidden; }
 .h3-mask-layer button { border: 0; border-radius: 0; }

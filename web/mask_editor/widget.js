@@ -17,6 +17,7 @@ import { downstream, resultInGraph, sizeInGraph, sourceInGraph, stepsInGraph } f
 export const NODE = "H3EngineLatentMask";
 const SIZE = /** @type {const} */ ([840, 960]);
 const MIN_HEIGHT = 560;
+const MIN_WIDTH = 520;
 const FOLDER = "h3_masks";
 
 /** Editors by their node, for tests and for other scripts of the page. @type {WeakMap<GraphNode, MaskEditor>} */
@@ -66,8 +67,10 @@ export function attachEditor(node, app) {
     serialize: false, hideOnZoom: false, getMinHeight: () => MIN_HEIGHT, margin: 6,
   });
   widget.serialize = false;
+  Object.assign(widget, { computeLayoutSize: () => ({ minHeight: MIN_HEIGHT, minWidth: MIN_WIDTH }) });
   node.setSize?.([Math.max(node.size?.[0] ?? 0, SIZE[0]), Math.max(node.size?.[1] ?? 0, SIZE[1])]);
   const take = () => {
+    place.dataset.node = String(node.id);
     const output = /** @type {{ h3_mask?: Shown[] } | undefined} */ (app.nodeOutputs?.[String(node.id)]);
     shown = output?.h3_mask?.[0] ?? shown;
     editor.rasters.connect(shown?.mask ? { key: shown.mask } : null);
@@ -75,6 +78,17 @@ export function attachEditor(node, app) {
     editor.refresh();
   };
   follow(node, app, take, editor, (output) => (shown = output), over);
+  for (const wait of [50, 400]) setTimeout(() => takeOver(place), wait);
+}
+
+/**
+ * Put the editor where the page still shows the one of a node that is gone: Vue nodes of the same id are kept when ComfyUI
+ * undoes or a tab comes back, with the elements that they were made with.
+ * @param {HTMLElement} place
+ */
+function takeOver(place) {
+  if (place.isConnected || !place.dataset.node) return;
+  document.querySelector(`.h3-mask-place[data-node="${CSS.escape(place.dataset.node)}"]`)?.replaceWith(place);
 }
 
 /**
