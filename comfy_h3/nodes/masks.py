@@ -92,7 +92,7 @@ class H3EngineLatentMask(io.ComfyNode):  # type: ignore[misc]
         mask: torch.Tensor | None = None,
     ) -> io.NodeOutput:
         """Return the latent with its mask, the mask in pixels and a preview."""
-        with node_errors(document="document"):
+        with node_errors():
             images = None if source_images is None else check_images(source_images, name="source_images")
             audio = None if source_audio is None else check_audio(source_audio, name="source_audio")
             shot = Shot.of(latent)
@@ -160,7 +160,7 @@ class H3EngineMaskFromImages(io.ComfyNode):  # type: ignore[misc]
         fps: float = float(FPS),
     ) -> io.NodeOutput:
         """Return the latent with its mask, the mask in pixels and a preview."""
-        with node_errors(mask="mask"):
+        with node_errors():
             images = None if source_images is None else check_images(source_images, name="source_images")
             shot = Shot.of(latent)
             masks = masks_of_arrays(mask, sound, shot, average=average, path="mask")

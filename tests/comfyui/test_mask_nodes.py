@@ -14,8 +14,10 @@ from safetensors.torch import load_file
 from engine.contract import mask_cells
 from engine.contract.mask_document import parse_document
 from tests.comfyui.conftest import make_t2va
-from tests.comfyui.test_media_nodes import CLIP, finished, loading
+from tests.comfyui.test_media_nodes import CLIP, finished, loading, saved
 from tests.support.comfyui import ComfyUI, Run, run_prompt
+from tests.support.video import video_facts
+from tests.support.workflows import node_of, template, to_prompt
 
 pytestmark = [pytest.mark.comfyui, pytest.mark.ranks]
 
@@ -103,12 +105,13 @@ async def test_a_document_is_what_the_engine_regenerates_and_the_rest_stays(comf
 
 
 async def test_what_will_happen_is_said_before_and_after(comfyui: ComfyUI) -> None:
-    run = await finished(comfyui, shot())
+    # What an earlier test ran is not run again, and not told again.
+    run = await finished(comfyui, shot(feather=2) | storing(made=["sample", 0]))
     said = run.texts("mask")[-1]
-    assert said.startswith("Made anew: 15% of picture rows, 22% of sound rows")
-    assert "Picture: 0.38 to 1.29 s (frames 9 to 30)" in said
+    assert said.startswith("Made anew: 9% of picture rows, 22% of sound rows")
+    assert "Picture: 0.38 to 1.25 s (frames 9 to 29)" in said
     assert "Sound: 1.000 to 2.000 s (outward to whole latents of 25 ms)" in said
-    assert "Made anew: 15% of picture rows" in run.texts("sample")[-1]
+    assert "Made anew: 9% of picture rows" in run.texts("sample")[-1]
     again = await finished(comfyui, shot(feather=1))
     assert "The last run of this size took" in again.texts("mask")[-1]
     left = left_by(again, "mask", "h3_mask")
@@ -161,7 +164,7 @@ async def test_layers_paint_with_files_and_with_a_connected_mask(comfyui: ComfyU
 
 
 async def test_masks_of_the_graph_are_taken(comfyui: ComfyUI) -> None:
-    prompt = shot() | storing(batch=["batch", 0])
+    prompt = shot() | storing(batch=["batch", 0], made=["sample", 0])
     prompt |= loading(
         solid=("SolidMask", {"value": 1.0, "width": 64, "height": 64}),
         batch=("H3EngineMaskFromImages", {"latent": ["media", 0], "mask": ["solid", 0], "sound": 0.0}),
@@ -182,14 +185,18 @@ async def test_masks_of_the_graph_are_taken(comfyui: ComfyUI) -> None:
 
 
 async def test_a_composite_leaves_what_is_outside_of_the_mask(comfyui: ComfyUI) -> None:
-    prompt = shot() | storing(images=["parts", 0], sound=["parts", 1], joined=["join", 0], joined_sound=["join", 1])
+    prompt = shot() | storing(images=["square", 0], sound=["parts", 1], joined=["join", 0], joined_sound=["join", 1])
+    clip = {"engine": ["connect", 0], "images": ["square", 0], "audio": ["parts", 1], "fps": ["parts", 2]}
+    size = {"upscale_method": "bilinear", "width": 64, "height": 64, "crop": "disabled"}
     prompt |= loading(
+        square=("ImageScale", {"image": ["parts", 0], **size}),
+        media=("H3EngineEncodeMedia", clip),
         decode=("H3EngineDecode", {"engine": ["connect", 0], "latent": ["sample", 0]}),
         join=(
             "H3EngineComposite",
             {
                 "latent": ["mask", 0],
-                "source_images": ["parts", 0],
+                "source_images": ["square", 0],
                 "source_audio": ["parts", 1],
                 "fps": ["parts", 2],
                 "result_images": ["decode", 0],
@@ -222,3 +229,19 @@ async def test_a_longer_shot_holds_the_source_and_joins_to_it(comfyui: ComfyUI) 
     assert torch.equal(longer["samples.1"][..., 85:178], source["samples.1"])
     assert longer["noise_mask.0"][0, 0, :, 0, 0].tolist() == [1.0] * 15 + [0.0] * 17 + [1.0] * 10
     assert torch.equal(made["samples.0"][:, :, 15:32], source["samples.0"])
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "frames"),
+    [
+        ("inpaint", "0% of rows will change", FRAMES),
+        ("redo_sound", "0% of picture rows, 100% of sound rows", FRAMES),
+        ("extend", "56 → 90 frames", 90),
+    ],
+)
+async def test_the_templates_run(comfyui: ComfyUI, name: str, said: str, frames: int) -> None:
+    short = {"H3EngineSampler__steps": 1, "H3EngineExtend__after": 1.0}
+    prompt = to_prompt(template(name), comfyui.get("/object_info"), **short)
+    run = await finished(comfyui, prompt)
+    assert any(said in text for _, text in run.of("text"))
+    assert video_facts(saved(comfyui, run, node_of(prompt, "SaveVideo"))).frames == frames

@@ -14,7 +14,7 @@ from tests.support.comfyui import PACK_NAME, ComfyUI
 pytestmark = pytest.mark.comfyui
 
 SNAPSHOT = Path(__file__).with_name("schemas.json")
-TEMPLATES = ("fl2va", "guides", "ref2va", "t2va", "t2va_parallel", "two_engines")
+TEMPLATES = ("extend", "fl2va", "guides", "inpaint", "redo_sound", "ref2va", "t2va", "t2va_parallel", "two_engines")
 NODE_IDS = (
     "H3EngineConnect",
     "H3EngineTextEncode",

@@ -81,7 +81,9 @@ class H3TestStore:
     def store(self, value: Any, name: str) -> dict[str, Any]:
         found: dict[str, torch.Tensor] = {}
         _gather(value, "value", found)
-        save_file(found, Path(folder_paths.get_output_directory()) / f"{name}.safetensors")
+        folder = Path(folder_paths.get_output_directory())
+        folder.mkdir(exist_ok=True)
+        save_file(found, folder / f"{name}.safetensors")
         return {"ui": {"stored": [name]}}
 
 
