@@ -35,10 +35,12 @@ def composite_images(
         offset: frame of the result at which the source begins, at 24 a second; may be negative. fps: of the source.
 
     Raises:
-        RequestError: ``bad_mask`` when ``result`` is not of ``shot``, naming both.
+        RequestError: ``bad_mask`` when ``result`` is not of ``shot``, naming both; ``out_of_range`` for an offset that
+            leaves a gap between both.
     """
     _check_result(result, shot)
     order = clock_order(len(source), fps=fps)
+    _check_offset(offset, len(order), shot)
     start, end = min(0, offset), max(shot.frames, offset + len(order))
     made = torch.empty((end - start, shot.height, shot.width, _COLOURS))
     tokens = token_of_frames(shot.frames)
@@ -158,6 +160,17 @@ def _fitted(picture: torch.Tensor, shot: Shot) -> torch.Tensor:
     pixels = picture.clamp(0, 1).mul(255).round().to(torch.uint8).numpy()
     scaled = np.array(Image.fromarray(pixels).resize((wide, high), Image.Resampling.LANCZOS))
     return torch.from_numpy(scaled[top : top + shot.height, left : left + shot.width]).float().div(255)
+
+
+def _check_offset(offset: int, frames: int, shot: Shot) -> None:
+    if not -frames <= offset <= shot.frames:
+        raise RequestError(
+            "out_of_range",
+            f"Between a source of {frames} frames from frame {offset} on and a result of {shot.frames} there is a gap.",
+            field="offset",
+            value=offset,
+            remedy=f"Use {-frames} to {shot.frames}, as H3 Engine Extend gives it.",
+        )
 
 
 def _check_result(result: torch.Tensor, shot: Shot) -> None:
