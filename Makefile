@@ -37,6 +37,7 @@ types: setup-check
 
 web: setup-check
 	@$(TIMED) tsc node_modules/.bin/tsc --noEmit -p tsconfig.json
+	@$(TIMED) web-tests node --test tests/web/*.test.mjs
 
 fast: setup-check
 	@$(TIMED) fast-tests $(PY) -m pytest -q tests/unit tests/architecture

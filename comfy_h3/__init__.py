@@ -6,7 +6,9 @@ from typing import Any
 
 
 async def comfy_entrypoint() -> Any:
-    """Return the extension that ComfyUI registers (its imports wait until ComfyUI asks)."""
+    """Return the extension that ComfyUI registers and add our routes (the imports wait until ComfyUI asks)."""
     from .nodes import H3EngineExtension
+    from .routes import add_routes
 
+    add_routes()
     return H3EngineExtension()

@@ -66,8 +66,7 @@ def latent_streams(latent: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tenso
     """Return video [1, C, T, h, w] and audio [1, Ca, 2, A] of a LATENT.
 
     Raises:
-        RequestError: ``wrong_model`` when it is not a pair of streams, ``bad_tensor`` for a batch,
-            ``unknown_field`` when it carries a mask.
+        RequestError: ``wrong_model`` when it is not a pair of streams, ``bad_tensor`` for a batch.
     """
     samples = latent["samples"]
     streams = list(samples.unbind()) if getattr(samples, "is_nested", False) else [samples]
@@ -82,14 +81,6 @@ def latent_streams(latent: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tenso
         )
     if streams[0].shape[0] != 1 or streams[1].shape[0] != 1:
         raise bad_tensor("latent", shown, "The batch of a MiniMax-H3 latent is 1.", "Use one latent for each run.")
-    if latent.get("noise_mask") is not None:
-        raise RequestError(
-            "unknown_field",
-            "This node does not take a noise mask yet.",
-            field="latent",
-            value="noise_mask",
-            remedy="Connect the latent without a mask.",
-        )
     return streams[0], streams[1]
 
 

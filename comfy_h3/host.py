@@ -101,6 +101,22 @@ def video_file(video: Any) -> str | BytesIO | None:
     return source
 
 
+def input_file(name: str) -> Path | None:
+    """Return an uploaded file by ComfyUI's name for it (``mask.png``, ``clip.mp4 [temp]``).
+
+    None of one that is not there or lies outside of ComfyUI's folders.
+    """
+    plain, folder = folder_paths.annotated_filepath(name)
+    base = Path(folder or folder_paths.get_input_directory()).resolve()
+    file = (base / plain).resolve()
+    return file if file.is_relative_to(base) and file.is_file() else None
+
+
+def add_route(path: str, handler: Any) -> None:
+    """Serve GET requests to ``path`` by ``handler``; before the server starts."""
+    PromptServer.instance.routes.get(path)(handler)
+
+
 def engine_home() -> Path:
     """Return the folder for the engine's log and the demo checkpoint, in ComfyUI's user folder."""
     return Path(folder_paths.get_user_directory()) / "h3_engine"

@@ -79,5 +79,35 @@ def references_text(facts: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def masks_text(facts: Mapping[str, Any]) -> str:
+    """Return what the masks of an edit changed, nothing without one.
+
+    Args:
+        facts: of the job; ``masks`` are the fields of a `MaskReport`.
+    """
+    return mask_report_text(facts["masks"]) if facts.get("masks") else ""
+
+
+def mask_report_text(report: Mapping[str, Any]) -> str:
+    """Return how much is made anew, and which time that really touches; ``report`` are the fields of a `MaskReport`."""
+    shares = _percent(report["video_percent"]), _percent(report["audio_percent"])
+    lines = [f"Made anew: {shares[0]} of picture rows, {shares[1]} of sound rows"]
+    if report["video_frames"]:
+        first, end = report["video_frames"]
+        lines.append(f"Picture: {_span(report['video_seconds'])} (frames {first} to {end - 1})")
+    if report["audio_latents"]:
+        latent = 1000 / AUDIO_LATENTS_PER_SECOND
+        lines.append(f"Sound: {_span(report['audio_seconds'], 3)} (outward to whole latents of {latent:g} ms)")
+    return "\n".join(lines)
+
+
+def _percent(value: float) -> str:
+    return "under 1%" if 0 < value < 1 else f"{value:.0f}%"
+
+
+def _span(seconds: tuple[float, float], digits: int = 2) -> str:
+    return f"{seconds[0]:.{digits}f} to {seconds[1]:.{digits}f} s"
+
+
 def _clock(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from . import env
+from .cli_edit import add_edit_arguments, edit_of_arguments
 from .cli_latents import LatentsKeeper, add_keep_latents, add_latents, latents_of
 from .cli_media import add_media_arguments, media_of_arguments
 from .cli_output import ProgressBar, say, tell
@@ -53,6 +54,7 @@ def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-outputs", type=int, metavar="N", help=several)
     parser.add_argument("--pad-seq-len", type=int, metavar="ROWS", help="rows to pad the sequence to, a multiple of 64")
     add_media_arguments(parser)
+    add_edit_arguments(parser)
     add_keep_latents(parser)
     add_output(parser, "output.mp4")
 
@@ -113,7 +115,8 @@ def run_generate(arguments: argparse.Namespace) -> int:
         )
     output = output_of(arguments)
     media, parts = media_of_arguments(arguments)
-    request = {**request_of(arguments), **media}
+    edit, clips = edit_of_arguments(arguments)
+    request, parts = {**request_of(arguments), **media, **edit}, {**parts, **clips}
     keeper = LatentsKeeper(output, arguments.keep_latents)
     for path in asyncio.run(generate(_client(arguments), request, output, parts, keeper=keeper)):
         say(str(path))

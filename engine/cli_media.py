@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .cli_files import bad_option, existing_file
 from .config import absolute_path
-from .contract.errors import ConfigError
 from .contract.media import REFERENCE_SIZES
 
 _PLACE = re.compile(
@@ -65,7 +65,7 @@ def media_of_arguments(arguments: argparse.Namespace) -> tuple[dict[str, Any], d
 
     def media(flag: str, file: str) -> dict[str, Any]:
         name = f"{flag.strip('-')}-{len(parts)}"
-        parts[name] = _existing(file, flag)
+        parts[name] = existing_file(file, flag)
         return {"part": name}
 
     keyframes = [
@@ -79,7 +79,9 @@ def media_of_arguments(arguments: argparse.Namespace) -> tuple[dict[str, Any], d
         for flag, file in arguments.references or []
     ]
     if size and not references:
-        raise _bad("--reference-size", arguments.reference_size, "There is no reference.", "Give --ref-image FILE.")
+        raise bad_option(
+            "--reference-size", arguments.reference_size, "There is no reference.", "Give --ref-image FILE."
+        )
     guides = []
     for flag, text in arguments.guides or []:
         file, place = _split_place(text, flag)
@@ -96,28 +98,10 @@ def _split_place(text: str, flag: str) -> tuple[str, dict[str, Any]]:
             return found["file"], {"frame": int(found["frame"])}
         return found["file"], {"seconds": float(found["seconds"])}
     if "@" in text and not absolute_path(text, field=flag).exists():
-        raise _bad(
+        raise bad_option(
             flag,
             text,
             f"{text.rpartition('@')[2]!r} is no place on the timeline.",
             "Use FILE@1.5 (seconds), FILE@#36 (a frame) or FILE@#-22 (a frame counted from the end).",
         )
     return text, {}
-
-
-def _existing(file: str, flag: str) -> Path:
-    path = absolute_path(file, field=flag)
-    if path.is_dir():
-        raise _bad(flag, file, "This is a folder, not a file.", "Give a picture, clip or sound.")
-    try:
-        with path.open("rb"):
-            return path
-    except OSError as error:
-        problem = error.strerror or str(error)
-        raise _bad(
-            flag, file, f"The file cannot be read: {problem}.", "Give the path of a file that exists."
-        ) from error
-
-
-def _bad(flag: str, value: str, message: str, remedy: str) -> ConfigError:
-    return ConfigError("config_bad_value", message, field=flag, value=value, remedy=remedy)

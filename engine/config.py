@@ -117,6 +117,13 @@ OPTIONS = (
         high=86_400,
     ),
     Option("max_queue", int, _LIMITS.max_queue, "jobs that may wait", low=1, high=10_000),
+    Option(
+        "cache_mb",
+        int,
+        1000,
+        "results kept for requests that need the same again, MB of 1e6 bytes in the run folder; 0: none",
+        high=10**6,
+    ),
     Option("data_timeout", float, 600.0, "seconds until a silent rank counts as lost", low=10, high=86_400),
     Option("run_dir", str, None, "folder for sockets and tensors in flight (default: /dev/shm, else the temp folder)"),
 )
@@ -137,6 +144,7 @@ class EngineConfig:
         token: the bearer token, or None.
         stop_on_eof: stop when standard input ends.
         limits: the operator's limits.
+        cache_mb: results that are kept, MB of 1e6 bytes; 0: none.
         data_timeout: seconds until a silent rank counts as lost.
         run_dir: where the run folder is made, or None for the default.
     """
@@ -155,6 +163,7 @@ class EngineConfig:
     token: str | None
     stop_on_eof: bool
     limits: Limits
+    cache_mb: int
     data_timeout: float
     run_dir: Path | None
 
@@ -280,6 +289,7 @@ def build_config(given: Mapping[str, Any], config_file: Path | None = None) -> E
             max_pad_seq_len=values["max_pad_seq_len"],
             media_timeout=values["media_timeout"],
         ),
+        cache_mb=values["cache_mb"],
         data_timeout=values["data_timeout"],
         run_dir=_path(values, "run_dir"),
     )

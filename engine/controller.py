@@ -17,6 +17,7 @@ import dataclasses
 import logging
 import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from .contract.requests import EncodePrompt, Generate, Request
 from .contract.tensors import Headers
 from .contract.version import ENGINE_VERSION, PROTOCOL_VERSION
 from .controller_abilities import check_abilities
+from .controller_cache import JobCache, stage_result
 from .controller_fleet import FleetProcess
 from .controller_folder import RunFolder
 from .controller_jobs import Job, finish_movies, with_latents
@@ -62,6 +64,7 @@ class Controller:
         self.folder = folder
         self.stats = Stats()
         self.jobs = JobStore(config.limits)
+        self.cache = JobCache(config, folder)
         self._fleet = FleetProcess(config, folder, self)
         self._desk = MediaDesk(config, checkpoint.facts, folder, self._media_ended)
         self._queue: deque[Job] = deque()
@@ -127,6 +130,7 @@ class Controller:
             "facts": self.checkpoint.facts.to_dict(),
             "limits": self.config.limits.to_dict(),
             "media": dataclasses.asdict(MEDIA_LIMITS),
+            "cache_mb": self.config.cache_mb,
         }
 
     # --- accepting
@@ -199,19 +203,27 @@ class Controller:
         self._places.discard(job_id)
 
     def submit(
-        self, job_id: str, plan: Plan, *, inputs: dict[str, Path], upload: Path | None = None, owner: object = None
+        self,
+        job_id: str,
+        plan: Plan,
+        *,
+        inputs: dict[str, Path],
+        hashes: Mapping[str, str] | None = None,
+        upload: Path | None = None,
+        owner: object = None,
     ) -> Job:
         """Queue a checked job; it starts at once on idle ranks, as soon as its media are read.
 
         Args:
-            inputs: part name → file. upload: their folder, the job's from now on.
+            inputs: part name → file. hashes: their sha256; without them nothing of the job is known already or kept.
+            upload: their folder, the job's from now on.
             owner: the connection whose normal close cancels the job.
 
         Raises:
             EngineError: as `check_new`.
         """
         self.check_new(job_id)
-        job = Job(job_id, plan, self.folder.make("job"), upload, inputs, owner, plan.has_media)
+        job = Job(job_id, plan, self.folder.make("job"), upload, inputs, owner, plan.has_media, hashes or {})
         self.jobs.add(job)
         self.free_place(job_id)
         self._queue.append(job)
@@ -246,7 +258,7 @@ class Controller:
             job.plan, media.request, found=media.facts, warnings=media.warnings, facts=facts, limits=limits
         )
         self.jobs.replace_inputs(job, dict(media.parts), media.folder)
-        job.reading = False
+        job.hashes, job.reading = media.hashes, False
         for warning in job.plan.warnings[len(known) :]:
             job.emit(warning)
 
@@ -285,6 +297,7 @@ class Controller:
     # --- running
 
     def _start_next(self) -> None:
+        self._answer_known()
         job = next((job for job in self._queue if not job.reading), None)
         if self.status != "ready" or job is None:
             return
@@ -300,10 +313,20 @@ class Controller:
                 "request": dataclasses.asdict(job.plan.request),
                 "inputs": {name: str(path) for name, path in job.inputs.items()},
                 "folder": str(job.folder),
+                **self.cache.for_ranks(job),
             }
         )
         job.emit(Started(list(job.plan.stages), job.plan.facts))
         self._tell_positions()
+
+    def _answer_known(self) -> None:
+        """End the waiting jobs whose results were made before, whatever the ranks do."""
+        for job in [job for job in self._queue if not job.reading]:
+            facts = self.cache.answer(job)
+            if facts is not None:
+                self._queue.remove(job)
+                self._end(job, None, facts)
+                self._tell_positions()
 
     def _tell_positions(self) -> None:
         for position, job in enumerate(self._queue, start=1):
@@ -354,6 +377,7 @@ class Controller:
             self._progress = {key: message[key] for key in ("component", "bytes_done", "bytes_total")}
         elif op == "ready":
             self._ranks, self._phase, self._progress, self._reason = message["info"], "ready", None, None
+            self.cache.open(self._ranks)
             logger.info("ready: %d ranks on %s", self.config.nproc_per_node, self._ranks.get("device"))
             self._start_next()
         elif op == "failed":
@@ -380,6 +404,8 @@ class Controller:
         elif message["op"] == "movie":
             assert job.movies is not None
             await job.movies.take(message["output"], message["name"], message["path"])
+        elif message["op"] == "kept":
+            job.kept[message["kind"]] = await asyncio.to_thread(stage_result, message)
         elif message["op"] == "end":
             self.stats.gather_workspace_bytes = message["gather_workspace_bytes"]
             error = self._failure or (error_from_dict(message["error"]) if message["error"] else None)
@@ -390,6 +416,8 @@ class Controller:
             error = error or await finish_movies(job)
             if job is self._running:
                 self._running = None
+                if error is None:
+                    self.cache.keep(job, message["facts"])
                 self._end(job, error, message["facts"])
                 self._start_next()
 
@@ -418,6 +446,7 @@ class Controller:
             return
         self.stats.restarts += 1
         self.stats.gather_workspace_bytes = 0
+        self.cache.close()
         job, self._running = self._running, None
         if job is not None:
             self._end(

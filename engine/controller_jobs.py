@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .cache import Entry
 from .contract.checks import Plan
 from .contract.errors import EngineError, JobCancelled, error_from_dict
 from .contract.messages import (
@@ -37,6 +38,7 @@ STATES = ("queued", "running", "done", "error", "cancelled")
 class Sent:
     """One numbered event as it goes to clients; ``file`` is the bytes of an ``output``."""
 
+    event: Event
     data: dict[str, Any]
     file: Path | None = None
 
@@ -51,6 +53,8 @@ class Job:
         folder: where the ranks write its outputs.
         upload: the folder of its input parts, or None. inputs: part name → file in it.
         reading: its media were not read yet; ``upload`` and ``inputs`` are the client's until then.
+        hashes: part name → sha256 of the files in ``inputs``, as far as they were told.
+        kept: what its stages made that later jobs may use, by kind (`cache_keys.STAGE_OF`).
         owner: the connection that cancels it by closing normally, or None.
         results: the MP4s that ``/result`` gives, by the number of their output.
         latents: of ``generate``, what was sampled, in the order of the outputs; kept like a result.
@@ -66,6 +70,8 @@ class Job:
     inputs: dict[str, Path]
     owner: object | None = None
     reading: bool = False
+    hashes: Mapping[str, str] = field(default_factory=dict)
+    kept: dict[str, Entry] = field(default_factory=dict)
     state: str = "queued"
     progress: float = 0.0
     stage: str | None = None
@@ -110,10 +116,15 @@ class Job:
         """The route that gives its latents, None without."""
         return f"/v1/jobs/{self.id}/latents" if self.latents else None
 
+    @property
+    def history(self) -> tuple[Sent, ...]:
+        """Its events that are not forgotten."""
+        return tuple(self._events)
+
     def emit(self, event: Event, file: Path | None = None) -> None:
         """Number ``event``, keep it, note what it says about the job, and wake the followers."""
         self._note(event)
-        self._events.append(Sent(event_to_dict(event, job_id=self.id, seq=self.last_seq + 1), file))
+        self._events.append(Sent(event, event_to_dict(event, job_id=self.id, seq=self.last_seq + 1), file))
         self._changed.set()
         self._changed = asyncio.Event()
 

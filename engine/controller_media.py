@@ -29,7 +29,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ from .contract.messages import Warned
 from .contract.requests import Request, media_of, parse_request
 from .controller_folder import RunFolder, folder_busy
 from .controller_jobs import Job
+from .wire import hash_files
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class ReadMedia:
         request: the request with its canvas resolved.
         facts: of the media. warnings: what to tell the user.
         parts: name → safetensors file, the ranks' inputs. folder: holds them.
+        hashes: part name → sha256, if results are kept.
     """
 
     request: Request
@@ -68,6 +70,7 @@ class ReadMedia:
     warnings: tuple[Warned, ...]
     parts: Mapping[str, Path]
     folder: Path
+    hashes: Mapping[str, str] = field(default_factory=dict)
 
 
 async def read_media(
@@ -246,9 +249,12 @@ class MediaDesk:
     async def _read(self, job: Job) -> ReadMedia:
         folder = self._folder.make("media")
         try:
-            return await read_media(
+            media = await read_media(
                 job.plan.request, job.inputs, folder=folder, facts=self._facts, limits=self._config.limits
             )
+            if self._config.cache_mb:
+                media = dataclasses.replace(media, hashes=await asyncio.to_thread(hash_files, media.parts))
+            return media
         except BaseException:
             await asyncio.to_thread(shutil.rmtree, folder, True)
             raise

@@ -5,7 +5,9 @@ safetensors files in the run folder. Neither side imports the other; this module
 
 Controller → rank 0:
     ``{"op": "run", "job_id", "request": {...}, "inputs": {part: path}, "folder": path}``
-        run one job; it writes its outputs below ``folder``. One job at a time: the next follows ``end``.
+        run one job; it writes its outputs below ``folder``. One job at a time: the next follows ``end``. Optional:
+        ``cached``, kind → file with what one of its stages makes, which then is not run, and ``keep``, the kinds that
+        it should tell of as ``kept`` (`cache_keys.STAGE_OF` has the kinds).
     ``{"op": "cancel", "job_id"}``   stop that job at the next boundary; ignored when it is not the running one.
     ``{"op": "taken", "job_id"}``    one more chunk of ``frames`` was taken by the MP4's writer or sent to the client.
     ``{"op": "stop"}``               leave in order; every rank exits with 0.
@@ -20,6 +22,7 @@ Rank 0 → controller:
         controller's now; ``output`` numbers the request's ``num_outputs``.
     ``{"op": "movie", "job_id", "output", "name": "audio" | "frames" | "finish", "path"}``
         a file for the MP4's writer, which removes it; ``finish`` has none.
+    ``{"op": "kept", "job_id", "kind", "path", "facts"}``             what a stage made, for later jobs.
     ``{"op": "end", "job_id", "error": null | {...}, "facts": {...}, "restarting": bool, "gather_workspace_bytes"}``
         the job is over on all ranks; ``restarting``: they take no other, and the fleet starts them again.
 """

@@ -8,11 +8,15 @@ and ``waveform`` [2, N] float32 at the model's rate, where there is such.
 - keyframes: one frame on the canvas; first before last.
 - references: their own size; all frames up to the output's, of which the VAE takes 17k+5.
 - guides: on the canvas, 17k+5 frames or one, and no more sound than the timeline holds after their start.
-- source: on the canvas, exactly the video's frames; sound of exactly its audio latents, or none.
+- source: on the canvas, exactly its frames; sound of exactly its audio latents, or none.
 
-Facts: ``width``, ``height``, ``frames``, ``seconds``; ``conditions`` (keyframes, then guides): ``frame``, ``frames``,
-``audio_latents``; ``references``: ``kind``, ``width``, ``height``, ``frames``, ``audio_latents``, ``rows``, ``share``
-(of the packed sequence without its text). Exit status 0 with a result; every `EngineError` is one.
+An edit has the part ``masks`` besides: video_noise_mask [1, 1, T, H/16, W/16] and audio_noise_mask [1, 1, 2, A] float32
+of the whole video.
+
+Facts: ``width``, ``height``, ``frames``, ``seconds``; of an edit ``source_frames``; ``conditions`` (keyframes, then
+guides): ``frame``, ``frames``, ``audio_latents``; ``references``: ``kind``, ``width``, ``height``, ``frames``,
+``audio_latents``, ``rows``, ``share`` (of the packed sequence without its text). Exit status 0 with a result; every
+`EngineError` is one.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from typing import Any
 
 from .contract import geometry
 from .contract.check_media import resolve_guides
+from .contract.edits import SourceEdit
 from .contract.errors import EngineError, JobError
 from .contract.lengths import used_rows
 from .contract.limits import DEFAULT_SECONDS, Limits, ModelFacts
@@ -34,6 +39,7 @@ from .contract.requests import EncodeMedia, EncodePrompt, Generate, parse_reques
 from .lifeline import die_with
 from .media_conditions import Canvas, in_packed_order, prepare_guides, prepare_keyframes, prepare_source
 from .media_job import MediaJob, facts_of, seconds_of
+from .media_masks import prepare_masks
 from .media_references import prepare_references
 
 logger = logging.getLogger(__name__)
@@ -51,7 +57,10 @@ def prepare(request: EncodePrompt | EncodeMedia | Generate, job: MediaJob) -> di
             job, request.source, width=request.width, height=request.height, frames=_frames(request)
         )
     else:
-        request, canvas, facts = _prepare_conditions(request, job)
+        if isinstance(request, Generate) and request.edit is not None:
+            request, facts = _prepare_edit(request, request.edit, job)
+        request, canvas, found = _prepare_conditions(request, job)
+        facts |= found
     request = dataclasses.replace(request, width=canvas.width, height=canvas.height, frames=canvas.frames)
     size = {"width": canvas.width, "height": canvas.height, "frames": canvas.frames}
     return {
@@ -60,6 +69,23 @@ def prepare(request: EncodePrompt | EncodeMedia | Generate, job: MediaJob) -> di
         "warnings": [dataclasses.asdict(warning) for warning in job.warnings],
         "parts": {name: str(path) for name, path in job.made.items()},
     }
+
+
+def _prepare_edit(request: Generate, edit: SourceEdit, job: MediaJob) -> tuple[Generate, dict[str, Any]]:
+    """Prepare a source and its masks; return the request with the size that they give it, and their facts."""
+    frames = None if edit.frames is None else geometry.snap_frames(edit.frames, path="request.edit.")
+    canvas = prepare_source(
+        job, edit.source, width=request.width, height=request.height, frames=frames, path="edit.source"
+    )
+    total = prepare_masks(job, edit, canvas)
+    request = dataclasses.replace(
+        request,
+        width=canvas.width,
+        height=canvas.height,
+        frames=total,
+        edit=dataclasses.replace(edit, frames=canvas.frames),
+    )
+    return request, {"source_frames": canvas.frames}
 
 
 def _prepare_conditions(

@@ -127,17 +127,24 @@ def _guide_pictures(job: MediaJob, guide: Guide, part: PreparedPart, path: str, 
 
 
 def prepare_source(
-    job: MediaJob, source: Source, *, width: int | None, height: int | None, frames: int | None
+    job: MediaJob,
+    source: Source,
+    *,
+    width: int | None,
+    height: int | None,
+    frames: int | None,
+    path: str = "source",
 ) -> Canvas:
     """Make the part ``source``; return its canvas.
 
     Args:
         width, height: of the request; None: the source's own. frames: likewise, 17n+5; None: the source's.
+        path: of ``source`` in the request.
     """
     part = job.part("source")
     if source.media is None:
-        return _source_sound_alone(job, source, part, width=width, height=height, frames=frames)
-    found = _source_pictures(job, source, part, width=width, height=height, frames=frames)
+        return _source_sound_alone(job, source, part, width=width, height=height, frames=frames, path=path)
+    found = _source_pictures(job, source, part, width=width, height=height, frames=frames, path=path)
     total = frames or geometry.snap_frames(max(found.frames, geometry.MIN_FRAMES))
     if found.frames > total:
         job.warn("media_cut", f"The source was cut to {total} frames ({seconds_of(total):.2f} s).")
@@ -149,15 +156,22 @@ def prepare_source(
             f"The source has {found.frames} frames at 24 fps; its last picture is held to make {total} "
             f"({seconds_of(total):.2f} s).",
         )
-    part.finish(_source_sound(job, source, total))
+    part.finish(_source_sound(job, source, total, path=path))
     return Canvas(part.width, part.height, total)
 
 
 def _source_pictures(
-    job: MediaJob, source: Source, part: PreparedPart, *, width: int | None, height: int | None, frames: int | None
+    job: MediaJob,
+    source: Source,
+    part: PreparedPart,
+    *,
+    width: int | None,
+    height: int | None,
+    frames: int | None,
+    path: str,
 ) -> Found:
     assert source.media is not None
-    field = "request.source.media"
+    field = f"request.{path}.media"
     longest = geometry.snap_frames(max(geometry.MIN_FRAMES, round(job.limits.max_seconds * geometry.FPS)))
 
     def size(own_width: int, own_height: int) -> tuple[int, int]:
@@ -169,7 +183,7 @@ def _source_pictures(
         return made[0], made[1]
 
     with reading(field):
-        clip = job.clip(source.media, "source.media")
+        clip = job.clip(source.media, f"{path}.media")
         keep = frames or longest
         fit = functools.partial(cover_crop, field=field)
         found = write_clip(clip, part, size=size, fit=fit, keep=keep, until=keep + 1)
@@ -187,17 +201,24 @@ def _source_pictures(
     return found
 
 
-def _source_sound(job: MediaJob, source: Source, frames: int) -> Waveform | None:
-    sound = job.sound(source, "source", seconds=seconds_of(frames) + 1)
+def _source_sound(job: MediaJob, source: Source, frames: int, *, path: str) -> Waveform | None:
+    sound = job.sound(source, path, seconds=seconds_of(frames) + 1)
     if sound is None:
         return None
-    field = "request.source.media" if source.audio is None else "request.source.audio"
+    field = f"request.{path}.media" if source.audio is None else f"request.{path}.audio"
     waveform = to_model(sound, seconds=seconds_of(frames), rate=job.facts.sample_rate, field=field)
     return fitted(waveform, geometry.audio_latents(frames) * geometry.SAMPLES_PER_AUDIO_LATENT)
 
 
 def _source_sound_alone(
-    job: MediaJob, source: Source, part: PreparedPart, *, width: int | None, height: int | None, frames: int | None
+    job: MediaJob,
+    source: Source,
+    part: PreparedPart,
+    *,
+    width: int | None,
+    height: int | None,
+    frames: int | None,
+    path: str,
 ) -> Canvas:
     """Make the part of a sound without pictures: the canvas is the default one, the length the sound's, snapped up."""
     assert source.audio is not None
@@ -209,7 +230,7 @@ def _source_sound_alone(
         )
     if frames is None:
         most = job.limits.max_seconds
-        sound = job.standalone_sound(source.audio, "source.audio", seconds=most + 1)
+        sound = job.standalone_sound(source.audio, f"{path}.audio", seconds=most + 1)
         frames = geometry.snap_frames(max(geometry.MIN_FRAMES, round(min(sound.seconds, most) * geometry.FPS)))
-    part.finish(_source_sound(job, source, frames))
+    part.finish(_source_sound(job, source, frames, path=path))
     return Canvas(width, height, frames)

@@ -52,6 +52,9 @@ class Outputs(Protocol):
     def same(self, name: str, path: Path) -> None:
         """Give the input file ``path`` back as it is."""
 
+    def keep(self, kind: str, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
+        """Give what a stage made to the controller, for later jobs; see `runner_cache`."""
+
     def of_output(self, number: int) -> Outputs:
         """Return where the pieces of output ``number`` of the request go; this one's are those of output 0."""
 
@@ -83,7 +86,7 @@ class RelayOutputs:
     ) -> None:
         """Write and announce one safetensors file."""
         path = self._folder / f"{name}-{self._number}-{index}.safetensors"
-        save_file({key: tensor.cpu().contiguous() for key, tensor in tensors.items()}, path, metadata)
+        _save(tensors, path, metadata)
         self._count(name)
         self._announce(name, path, index=index, last=last)
 
@@ -124,9 +127,20 @@ class RelayOutputs:
         piece = {"name": name, "index": index, "last": last, "format": "safetensors", "path": str(path)}
         self._link.send({**message, **piece})
 
+    def keep(self, kind: str, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
+        """Write and tell of one safetensors file."""
+        path = self._folder / f"kept-{kind}.safetensors"
+        _save(tensors, path)
+        message = {"op": "kept", "job_id": self._job_id, "kind": kind, "path": str(path), "facts": dict(facts)}
+        self._link.send(message)
+
     def of_output(self, number: int) -> RelayOutputs:
         """Return the same with another number."""
         return RelayOutputs(self._link, self._job_id, self._folder, self._backlog, number=number)
+
+
+def _save(tensors: Mapping[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    save_file({key: tensor.cpu().contiguous() for key, tensor in tensors.items()}, path, metadata)
 
 
 def _flat(tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -160,6 +174,9 @@ class NoOutputs:
         """Rank 0 waits for all."""
 
     def same(self, name: str, path: Path) -> None:
+        """Nothing."""
+
+    def keep(self, kind: str, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> None:
         """Nothing."""
 
     def of_output(self, number: int) -> NoOutputs:

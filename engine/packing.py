@@ -141,8 +141,20 @@ class PackedLayout:
             "text_indices": self.text_indices.to(device),
         }
 
-    def row_times(self, video_time: float, audio_time: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the distinct times [n] of one step and each row's index [P] into them; padding has the video's."""
+    def row_times(
+        self,
+        video_time: float,
+        audio_time: float,
+        *,
+        video_rows: torch.Tensor | None = None,
+        audio_rows: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the distinct times [n] of one step and each row's index [P] into them; padding has the video's.
+
+        Args:
+            video_rows: [Nv] fp32 on the CPU, a time of its own for each row of the target's pictures; None: the
+                stream's. audio_rows: [Na], the same of its sound.
+        """
         times, indices = MiniMaxH3SetTimestepsStep.build_row_timesteps(
             self.video_indices,
             self.audio_indices,
@@ -154,8 +166,16 @@ class PackedLayout:
             max(video_time, VISUAL_CONDITION_TIME),
             1.0,
         )
+        if video_rows is not None or audio_rows is not None:
+            each = times[indices]
+            if video_rows is not None:
+                each[self.video_indices[self.condition_video_rows :]] = video_rows
+            if audio_rows is not None:
+                each[self.audio_indices[self.condition_audio_rows :]] = audio_rows
+            times, indices = torch.unique(each, sorted=True, return_inverse=True)
         padding = self.token_tags.numel() - self.used
-        return times, torch.cat([indices, indices[self.video_indices[-1:]].expand(padding)])
+        # Text has the video's time in every case.
+        return times, torch.cat([indices, indices[self.text_indices[:1]].expand(padding)])
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,11 @@ class Progress:
         self._emit(StageFinished(stage, time.monotonic() - self._begun, self._before))
         self.stage = None
 
+    def skip(self, stage: str) -> None:
+        """Tell that the result of ``stage`` is known already."""
+        self._before = min(1.0, self._before + self._shares[stage])
+        self._emit(StageFinished(stage, 0.0, self._before, cached=True))
+
     def report(self, step: int, total: int) -> None:
         """Tell that ``step`` of ``total`` of the running stage is done."""
         assert self.stage is not None

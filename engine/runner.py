@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 
 from .conditioning import NOTHING, Conditions
 from .contract import latent_file
+from .contract.check_masks import MASKS
 from .contract.errors import EngineError, JobCancelled, JobError, RequestError
 from .contract.requests import (
     Decode,
@@ -36,6 +37,7 @@ from .contract.requests import (
 )
 from .frames import FrameSink, Mp4Frames, TensorFrames
 from .health import describe_latents
+from .masking import Edit
 from .models.bundle import Models
 from .noise import NoiseShapes, NoiseWorker
 from .outputs import Outputs
@@ -45,6 +47,8 @@ from .parallel.collectives import DataGroupError, collect_json, share_tensors
 from .parallel.mesh import Mesh
 from .parallel.watchdog import Watchdog
 from .progress import Progress
+from .runner_cache import Reuse
+from .runner_edit import load_edit, place_source, tell_of
 from .runner_media import JobMedia, fit_source, load_prepared, source_latents
 from .stages.base import Latents, Prepared, PromptEmbeds, StageContext
 from .stages.decode_audio import decode_audio
@@ -95,7 +99,7 @@ class JobRunner:
         agreement = Agreement(self._mesh, cancelled)
         request = parse_request(message["request"])
         progress = Progress(_planned(request), outputs.event)
-        job = _Job(self._models, self._vaes, agreement, progress, outputs)
+        job = _Job(self._models, self._vaes, agreement, progress, outputs, reuse=Reuse(message, outputs))
         # All ranks ended the previous job together.
         self._mesh.quiet = True
         self._watchdog.watch_job(message["job_id"])
@@ -162,16 +166,29 @@ def job_error(error: Exception, *, stage: str | None, rank: int) -> EngineError:
 def _planned(request: Request) -> tuple[str, ...]:
     """Return the stages of ``request`` as they will run: for each output, what comes after the encoders once more."""
     stages = stages_of(request)
+    if isinstance(request, Generate) and request.edit is not None and _has_conditions(request):
+        stages = ("encode_media", *stages)
     repeated = tuple(stage for stage in stages if not stage.startswith("encode"))
     again = request.num_outputs - 1 if isinstance(request, (Denoise, Generate)) else 0
     return stages + repeated * again
+
+
+def _has_conditions(request: Generate) -> bool:
+    return bool(request.keyframes or request.references or request.guides)
 
 
 class _Job:
     """The stages of one job on one rank."""
 
     def __init__(
-        self, models: Models, vaes: VaeCrew, agreement: Agreement, progress: Progress, outputs: Outputs
+        self,
+        models: Models,
+        vaes: VaeCrew,
+        agreement: Agreement,
+        progress: Progress,
+        outputs: Outputs,
+        *,
+        reuse: Reuse,
     ) -> None:
         mesh = vaes.mesh
         self._models = models
@@ -179,6 +196,7 @@ class _Job:
         self._agreement = agreement
         self._progress = progress
         self._outputs = outputs
+        self._reuse = reuse
         # Where the ranks' VAEs trade tiles, `crew.collect` says so.
         self._apart = {"decode_audio", "decode_video", "encode_media"}
         self._apart |= set() if mesh.teams else {"encode_prompt"}
@@ -212,18 +230,12 @@ class _Job:
         if isinstance(request, EncodeMedia):
             return self._encode_source(request, inputs) if request.source else self._encode_guides(request, inputs)
         if isinstance(request, Denoise):
-            tensors = load_file(inputs["conditioning"])
-            embeds = PromptEmbeds(tensors["prompt_embeds"], tensors["token_tags"])
-            check_conditioning(embeds)
-            conditions = Conditions.read(tensors, request.conditions, request.references)
-            for number in range(request.num_outputs):
-                self._denoise(embeds, conditions, request, number)
-            return {}
+            return self._sample(request, inputs)
         if isinstance(request, Decode):
             tensors = load_file(inputs["latents"])
             return self._decode(Latents(tensors["video"], tensors["audio"]), request, self._outputs)
         if isinstance(request, Generate):
-            return self._generate(request, JobMedia.load(request, inputs))
+            return self._generate(request, inputs)
         assert isinstance(request, Echo)
         for name, path in inputs.items():
             self._outputs.same(name, path)
@@ -246,18 +258,56 @@ class _Job:
 
     def _encode_source(self, request: EncodeMedia, inputs: Mapping[str, Path]) -> dict[str, Any]:
         width, height, frames = _sizes(request)
-        medium = fit_source(load_prepared(inputs["source"]), width=width, height=height, frames=frames)
-        encoded = self._encode_media([medium], quiet=True)
-        if encoded is not None:
-            self._outputs.tensors("latents", vars(source_latents(encoded[0])))
+        latents = self._source(inputs, width=width, height=height, frames=frames, quiet=True)
+        if latents is not None:
+            self._outputs.tensors("latents", vars(latents))
         return {"width": width, "height": height, "frames": frames}
 
-    def _generate(self, request: Generate, media: JobMedia) -> dict[str, Any]:
+    def _source(
+        self, inputs: Mapping[str, Path], *, width: int, height: int, frames: int, quiet: bool
+    ) -> Latents | None:
+        """Return what the clip to edit becomes, on rank 0; None elsewhere. See `_encode_text`."""
+        if self._reuse.knows("source"):
+            self._skip("encode_media", quiet=quiet)
+            return Latents(**self._known("source")) if self._mesh.layout.rank == 0 else None
+        medium = fit_source(load_prepared(inputs["source"]), width=width, height=height, frames=frames)
+        encoded = self._encode_media([medium], quiet=quiet)
+        if encoded is None:
+            return None
+        latents = source_latents(encoded[0])
+        self._reuse.keep("source", vars(latents), {"width": width, "height": height, "frames": frames})
+        return latents
+
+    def _sample(self, request: Denoise, inputs: Mapping[str, Path]) -> dict[str, Any]:
+        tensors = load_file(inputs["conditioning"])
+        embeds = PromptEmbeds(tensors["prompt_embeds"], tensors["token_tags"])
+        check_conditioning(embeds)
+        conditions = Conditions.read(tensors, request.conditions, request.references)
+        edit = load_edit(request, inputs)
+        told = tell_of(edit, frames=request.frames, outputs=self._outputs)
+        for number in range(request.num_outputs):
+            self._denoise(embeds, conditions, request, number, edit=edit)
+        return told
+
+    def _generate(self, request: Generate, inputs: Mapping[str, Path]) -> dict[str, Any]:
+        media = JobMedia.load(request, inputs)
         with self._noise_worker(request, media) as noise:
             embeds = self._encode_text(request.prompt, media, quiet=False)
             shared = share_tensors(None if embeds is None else vars(embeds), self._mesh)
             conditions = self._share(self._encode_conditions(media, quiet=False), media)
-            return self._make_outputs(PromptEmbeds(**shared), conditions, request, noise)
+            edit = self._edit(request, inputs)
+            told = tell_of(edit, frames=request.frames or 0, outputs=self._outputs)
+            return self._make_outputs(PromptEmbeds(**shared), conditions, request, noise, edit) | told
+
+    def _edit(self, request: Generate, inputs: Mapping[str, Path]) -> Edit | None:
+        """Return the request's edit on every rank, its source encoded on rank 0."""
+        if request.edit is None:
+            return None
+        width, height, _ = _sizes(request)
+        assert request.edit.frames is not None, "resolved by who read the source"
+        latents = self._source(inputs, width=width, height=height, frames=request.edit.frames, quiet=False)
+        shared = share_tensors(None if latents is None else vars(latents), self._mesh)
+        return place_source(Latents(**shared), request.edit, load_file(inputs[MASKS]))
 
     def _noise_worker(self, request: Generate, media: JobMedia) -> NoiseWorker:
         """Begin to draw the first output's noise."""
@@ -267,12 +317,18 @@ class _Job:
         return NoiseWorker(NoiseShapes.of(grid, media.blocks(facts)), seed=request.seed)
 
     def _make_outputs(
-        self, embeds: PromptEmbeds, conditions: Conditions, request: Generate, noise: NoiseWorker
+        self,
+        embeds: PromptEmbeds,
+        conditions: Conditions,
+        request: Generate,
+        noise: NoiseWorker,
+        edit: Edit | None,
     ) -> dict[str, Any]:
         """Make one output after the other; nothing of one is held when the next begins."""
         facts: dict[str, Any] = {}
         for number in range(request.num_outputs):
-            latents = self._denoise(embeds, conditions, request, number, noise if number == 0 else None)
+            begun = noise if number == 0 else None
+            latents = self._denoise(embeds, conditions, request, number, noise=begun, edit=edit)
             facts = self._decode(latents, request, self._outputs.of_output(number))
             del latents
         return facts
@@ -283,18 +339,41 @@ class _Job:
         Args:
             quiet: whether what is done with it takes no data collective.
         """
+        if self._reuse.knows("text"):
+            self._skip("encode_prompt", quiet=quiet)
+            return PromptEmbeds(**self._known("text")) if self._mesh.layout.rank == 0 else None
         with self._progress.running("encode_prompt"):
             embeds = encode_prompt(self._ctx, prompt=prompt, shown=media.shown())
         # The sums over the parts of a divided text encoder are data collectives: all ranks must have left them.
         self._meet(quiet=quiet)
-        return embeds if self._mesh.layout.rank == 0 else None
+        if embeds is None or self._mesh.layout.rank != 0:
+            return None
+        self._reuse.keep("text", vars(embeds), {"tokens": embeds.token_tags.shape[0]})
+        return embeds
+
+    def _skip(self, stage: str, *, quiet: bool) -> None:
+        """Pass over a stage whose result is known on all ranks."""
+        self._progress.skip(stage)
+        self._meet(quiet=quiet)
+
+    def _known(self, kind: str) -> dict[str, torch.Tensor]:
+        """Return what a stage made for an earlier job, on this rank's device."""
+        return {name: tensor.to(self._mesh.device) for name, tensor in self._reuse.read(kind).items()}
 
     def _encode_conditions(self, media: JobMedia, *, quiet: bool) -> Conditions | None:
         """Return what the keyframes, guides and references become, on rank 0; None elsewhere. See `_encode_text`."""
         if not media.media():
             return NOTHING if self._mesh.layout.rank == 0 else None
+        if self._reuse.knows("conditions"):
+            self._skip("encode_media", quiet=quiet)
+            known = self._reuse.read("conditions") if self._mesh.layout.rank == 0 else None
+            return None if known is None else Conditions.read(known, media.conditions(), media.reference_entries())
         encoded = self._encode_media(media.media(), quiet=quiet)
-        return None if encoded is None else media.assemble(encoded)
+        if encoded is None:
+            return None
+        conditions = media.assemble(encoded)
+        self._reuse.keep("conditions", conditions.named(), conditions.facts())
+        return conditions
 
     def _encode_media(self, media: list[Prepared], *, quiet: bool) -> list[EncodedMedium] | None:
         with self._progress.running("encode_media"):
@@ -315,7 +394,9 @@ class _Job:
         conditions: Conditions,
         request: Denoise | Generate,
         number: int,
+        *,
         noise: NoiseWorker | None = None,
+        edit: Edit | None = None,
     ) -> Latents:
         """Make and give the latents of output ``number``."""
         width, height, frames = _sizes(request)
@@ -331,6 +412,7 @@ class _Job:
                 pad_seq_len=request.pad_seq_len,
                 conditions=conditions,
                 noise=noise,
+                edit=edit,
             )
             self._meet(quiet=True)
         metadata = latent_file.describe(latents.video.shape[2], seed=request.seed + number)

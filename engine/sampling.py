@@ -1,8 +1,9 @@
 """The Euler loop over both schedules.
 
-Promise: for the same noise, weights and thread count the rows that come out equal diffusers' bit for bit; one forward
-of the transformer a step; ``boundary`` before each step and ``report`` after it. Raises `JobError` when the two
-schedules of a checkpoint cannot be stepped together, and whatever ``boundary`` raises.
+Promise: for the same noise, weights and thread count the rows that come out equal diffusers' bit for bit; rows that an
+edit keeps are the source's (`masking`); one forward of the transformer a step; ``boundary`` before each step and
+``report`` after it. Raises `JobError` when the two schedules of a checkpoint cannot be stepped together, and whatever
+``boundary`` raises.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from .contract.errors import JobError
+from .masking import UNMASKED, Masks, RowMask
 from .packing import PackedLayout
 from .parallel.sharding import sequence_parallel_of
 
@@ -55,6 +57,38 @@ def set_schedules(video: Any, audio: Any, *, steps: int, device: torch.device) -
     return Schedules(video, audio)
 
 
+class _Stream:
+    """One stream of a run: the conditions' rows, which stay, and the target's, which move."""
+
+    def __init__(self, rows: torch.Tensor, conditions: int, scheduler: Any, mask: RowMask | None) -> None:
+        self._conditions, self._state = rows[:conditions], rows[conditions:]
+        self._shown = self._state
+        self._scheduler = scheduler
+        self._mask = mask
+
+    def shown(self) -> torch.Tensor:
+        """Return the rows [1, N, D] that the transformer is given."""
+        self._shown = self._state if self._mask is None else self._mask.shown(self._state)
+        return torch.cat([self._conditions, self._shown])[None] if len(self._conditions) else self._shown[None]
+
+    def times(self, step: int) -> torch.Tensor | None:
+        """Return the times of the target's rows at ``step``, on the CPU, where they have their own."""
+        return None if self._mask is None else self._mask.times(self._scheduler.sigmas[step]).cpu()
+
+    def move(self, step: int, velocity: torch.Tensor) -> None:
+        """Go one step on with the ``velocity`` [1, N, D] of all rows."""
+        own = velocity[0, len(self._conditions) :].float()
+        if self._mask is None:
+            time = self._scheduler.timesteps[step]
+            self._state = self._scheduler.step(own, time, self._state, return_dict=False)[0]
+        else:
+            self._state = self._mask.step(self._scheduler, step, state=self._state, shown=self._shown, velocity=own)
+
+    def result(self) -> torch.Tensor:
+        """Return the target's rows after the last step."""
+        return self._state if self._mask is None else self._mask.restored(self._state)
+
+
 @torch.no_grad()
 def sample(
     transformer: Any,
@@ -66,6 +100,7 @@ def sample(
     schedules: Schedules,
     boundary: Callable[[], None],
     report: Callable[[int, int], None],
+    masks: Masks = UNMASKED,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Denoise both streams.
 
@@ -73,38 +108,37 @@ def sample(
         transformer: diffusers' transformer, possibly wrapped for parallel attention; it must be for a padded layout.
         video_rows: [Nv, C*p*p] fp32. audio_rows: [Na, Ca] fp32; of both the conditions' rows come first and stay as
             they are. prompt_embeds: [1, L, text_dim]; all on one device.
+        masks: what of a source is kept, and how.
 
     Returns:
         The denoised video and audio rows of the target.
     """
-    kept_video, kept_audio = layout.condition_video_rows, layout.condition_audio_rows
     device = video_rows.device
+    video = _Stream(video_rows, layout.condition_video_rows, schedules.video, masks.video)
+    audio = _Stream(audio_rows, layout.condition_audio_rows, schedules.audio, masks.audio)
     inputs: dict[str, Any] = dict(layout.forward_inputs(device))
     if sequence_parallel_of(transformer) is not None:
         inputs |= layout.sequence_inputs()
     else:
         assert layout.used == layout.token_tags.numel(), "only a wrapped transformer leaves padding out"
-    total = schedules.forwards
-    times_of = zip(schedules.video.timesteps, schedules.audio.timesteps, strict=True)
-    for step, (video_time, audio_time) in enumerate(times_of):
+    for step in range(schedules.forwards):
         boundary()
-        times, indices = layout.row_times(float(video_time), float(audio_time))
+        times, indices = layout.row_times(
+            float(schedules.video.timesteps[step]),
+            float(schedules.audio.timesteps[step]),
+            video_rows=video.times(step),
+            audio_rows=audio.times(step),
+        )
         video_velocity, audio_velocity = transformer(
-            hidden_states=video_rows[None],
-            audio_hidden_states=audio_rows[None],
+            hidden_states=video.shown(),
+            audio_hidden_states=audio.shown(),
             encoder_hidden_states=prompt_embeds,
             timestep=times.to(device),
             timestep_indices=indices.to(device),
             return_dict=False,
             **inputs,
         )
-        video_rows = _step(schedules.video, video_velocity[0], video_time, video_rows, kept_video)
-        audio_rows = _step(schedules.audio, audio_velocity[0], audio_time, audio_rows, kept_audio)
-        report(step + 1, total)
-    return video_rows[kept_video:], audio_rows[kept_audio:]
-
-
-def _step(scheduler: Any, velocity: torch.Tensor, time: torch.Tensor, rows: torch.Tensor, kept: int) -> torch.Tensor:
-    """Return ``rows`` one step on; the first ``kept`` are conditions."""
-    moved: torch.Tensor = scheduler.step(velocity[kept:].float(), time, rows[kept:], return_dict=False)[0]
-    return torch.cat([rows[:kept], moved]) if kept else moved
+        video.move(step, video_velocity)
+        audio.move(step, audio_velocity)
+        report(step + 1, schedules.forwards)
+    return video.result(), audio.result()

@@ -7,6 +7,7 @@ long or do not hash to what was announced; an `OSError` of the disk passes throu
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,6 +28,11 @@ def _digest(file: BinaryIO) -> Any:
     while block := file.read(framing.MAX_SLICE):
         digest.update(block)
     return digest
+
+
+def hash_files(files: Mapping[str, Path]) -> dict[str, str]:
+    """Return the sha256 of each of ``files``."""
+    return {name: hash_file(path)[1] for name, path in files.items()}
 
 
 def describe_part(name: str, path: Path) -> Part:

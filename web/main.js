@@ -1,6 +1,7 @@
 // The only file that registers an extension. The nodes work without it.
 import { app } from "../../scripts/app.js";
 import { valuesToLoad, valuesToSave } from "./lib/serialise.js";
+import { attachEditor, editorOf, NODE } from "./mask_editor/widget.js";
 
 app.registerExtension({
   name: "MiniMaxH3.Engine",
@@ -30,7 +31,10 @@ app.registerExtension({
       return saved;
     };
   },
+  nodeCreated(node) {
+    if (node.comfyClass === NODE) attachEditor(node, app);
+  },
   setup() {
-    window.h3Engine = { ready: true };
+    window.h3Engine = { ready: true, maskEditor: editorOf };
   },
 });

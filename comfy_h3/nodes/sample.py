@@ -1,19 +1,23 @@
-"""H3EngineSampler: CONDITIONING and an empty LATENT to a sampled LATENT."""
+"""H3EngineSampler: CONDITIONING and a LATENT, empty or a shot with a mask, to a sampled LATENT."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from comfy_api.latest import io
 
+from ...engine.contract.check_masks import MASK_TENSORS, MASKS
 from ...engine.contract.conditions import check_conditions
 from ...engine.contract.limits import DEFAULT_STEPS, MAX_SEED, MAX_STEPS, PAD_MULTIPLE
 from ...engine.contract.requests import Denoise
 from ...engine.contract.tensors import check_latent_shapes
-from .. import host
+from .. import host, timings
 from ..conditioning import Conditioning, to_wire
-from ..convert import latent_streams, part_header, part_to_streams, whole_frames
+from ..convert import latent_streams, latent_to_part, part_header, part_to_streams, whole_frames, write_part
 from ..launcher import EngineSpec
+from ..masks import Shot, masks_of_latent
+from ..texts import masks_text
 from ..waiting import ready_engine, run_job
 from .common import engine_input, known_keywords, node_errors, schema
 
@@ -36,7 +40,11 @@ class H3EngineSampler(io.ComfyNode):  # type: ignore[misc]
                 io.Conditioning.Input(
                     "conditioning", tooltip="The prompt, from H3 Engine Text Encode or H3 Engine Guide."
                 ),
-                io.Latent.Input("latent", tooltip="Size and duration, from H3 Engine Empty Latent or Keyframes."),
+                io.Latent.Input(
+                    "latent",
+                    tooltip="Size and duration, from H3 Engine Empty Latent or Keyframes; or a shot with a mask, "
+                    "from H3 Engine Latent Mask, Mask From Images or Extend: what the mask leaves out stays.",
+                ),
                 io.Int.Input(
                     "steps",
                     default=DEFAULT_STEPS,
@@ -118,9 +126,24 @@ class H3EngineSampler(io.ComfyNode):  # type: ignore[misc]
                 num_outputs=num_outputs,
             )
             check_conditions(request, part_header(sent.part, name="conditioning"), facts)
-            notes = []
-            if any(stream.count_nonzero() for stream in (video, audio)):
-                notes.append("only the latent's size and duration are used, not its content: it has no mask.")
-            result = await run_job(engine, request, {"conditioning": sent.part}, notes=notes)
+            parts, notes = _edit_parts(latent, (video, audio))
+            result = await run_job(
+                engine, request, {"conditioning": sent.part, **parts}, notes=notes, report=masks_text
+            )
+            timings.remember((width, height, frames), steps=steps, seconds=result.seconds / num_outputs)
             samples = [part_to_streams(piece) for piece in result.pieces["latents"]]
         return io.NodeOutput([{"samples": host.nested(streams)} for streams in samples])
+
+
+def _edit_parts(
+    latent: dict[str, Any], streams: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[dict[str, bytes], list[str]]:
+    """Return the parts of an edit, none of a latent without a mask, and what to say of them."""
+    masks = masks_of_latent(latent, Shot.of(latent))
+    if masks is not None:
+        video, audio = masks.tensors()
+        found = {MASK_TENSORS["video"]: video, MASK_TENSORS["audio"]: audio}
+        return {"latents": latent_to_part(latent), MASKS: write_part(found)}, list(masks.warnings)
+    if any(stream.count_nonzero() for stream in streams):
+        return {}, ["only the latent's size and duration are used, not its content: it has no mask."]
+    return {}, []

@@ -13,7 +13,7 @@ from collections import Counter
 from . import geometry, media_limits
 from .errors import RequestError
 from .media import Guide, Keyframe, Media, Reference, Source
-from .requests import EncodeMedia, EncodePrompt, Generate, Request, input_parts, media_of
+from .requests import EncodeMedia, EncodePrompt, Generate, Request, input_parts, media_of, optional_parts
 from .tensors import Headers, check_decoded_media
 
 _MAX_RATE = 768_000
@@ -45,7 +45,7 @@ def check_parts(request: Request, headers: Headers) -> None:
                 remedy="Send a part of that name with the request.",
             )
         check_decoded_media(media, headers[name])
-    wanted = (*input_parts(request), *named)
+    wanted = (*input_parts(request), *optional_parts(request), *named)
     for name in headers:
         if name not in wanted and request.task != "echo":
             raise RequestError(

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from . import geometry
+from .check_edits import check_edit_fields
+from .check_masks import check_edit
 from .check_media import check_media, check_parts, resolve_guides
 from .conditions import check_conditions, kinds_of
 from .errors import RequestError
@@ -160,6 +162,7 @@ def _check_denoise(request: Denoise, headers: Headers, facts: ModelFacts, limits
     plan = _check_sampling(request, facts, limits)
     assert isinstance(plan.request, Denoise)
     rows = check_conditions(plan.request, tensors, facts)
+    check_edit(plan.request, headers, facts)
     return _with_rows(plan, text_rows=text_rows, condition_rows=rows, facts=facts, limits=limits)
 
 
@@ -203,7 +206,8 @@ def _resolve_size(request: _Sized, facts: ModelFacts) -> _Sized:
             remedy=f"Add {missing}, or leave both out.",
         )
     guided = isinstance(request, EncodeMedia) and bool(request.guides)
-    follows = isinstance(request, EncodeMedia) or bool(request.keyframes)
+    edits = isinstance(request, Generate) and request.edit is not None
+    follows = isinstance(request, EncodeMedia) or edits or bool(request.keyframes)
     if not isinstance(request, Generate) and next(media_of(request), None) is None:
         return request
     if guided and request.width is None:
@@ -227,6 +231,9 @@ def _needed(name: str, message: str) -> RequestError:
 
 
 def _resolve_generate(request: Generate, facts: ModelFacts, limits: Limits) -> Generate:
+    if request.edit is not None:
+        check_edit_fields(request.edit, {"frames": request.frames, "seconds": request.seconds})
+        return _resolve_size(request, facts)
     if request.seconds is not None and request.frames is not None:
         raise RequestError(
             "out_of_range",
@@ -244,8 +251,7 @@ def _resolve_generate(request: Generate, facts: ModelFacts, limits: Limits) -> G
 
 
 def _check_sampling(request: Denoise | Generate, facts: ModelFacts, limits: Limits) -> Plan:
-    """Check what is sampled; the canvas too, unless it follows from a picture that was not read yet."""
-    assert request.frames is not None
+    """Check what is sampled; its canvas and length too, unless they follow from media that were not read yet."""
     warnings: list[Warned] = []
     size: dict[str, Any] = {}
     if request.width is not None and request.height is not None:
@@ -254,6 +260,9 @@ def _check_sampling(request: Denoise | Generate, facts: ModelFacts, limits: Limi
         size = {"width": request.width, "height": request.height}
     _check_range("steps", request.steps, 1, MAX_STEPS, "A step is one forward of the transformer; 30 to 50 are usual.")
     _check_seeds(request)
+    made = {"steps": request.steps, "seed": request.seed, "num_outputs": request.num_outputs}
+    if request.frames is None:
+        return Plan(request, tuple(warnings), {**size, **made})
     frames = geometry.snap_frames(request.frames, path="request.")
     check_length(frames, limits)
     warnings = [*_length_warnings(request.frames, frames), *warnings]
@@ -268,9 +277,7 @@ def _check_sampling(request: Denoise | Generate, facts: ModelFacts, limits: Limi
             "seconds": frames / geometry.FPS,
             "latent_frames": geometry.latent_frames(frames),
             "audio_latents": geometry.audio_latents(frames),
-            "steps": request.steps,
-            "seed": request.seed,
-            "num_outputs": request.num_outputs,
+            **made,
         },
     )
 

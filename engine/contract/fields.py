@@ -75,6 +75,89 @@ def parse_object(cls: type[T], data: Mapping[str, Any], *, path: str, skip: tupl
     return cls(**values)
 
 
+def read_value(hint: Any, value: Any, *, path: str) -> Any:
+    """Return ``value`` as the type ``hint``, one of those that `parse_object` reads.
+
+    Raises:
+        RequestError: ``wrong_type`` or ``out_of_range`` naming ``path``.
+    """
+    return _convert(hint, value, path)
+
+
+class Fields:
+    """The fields of one JSON object, taken by name; what nobody took is `rest`.
+
+    For documents that keep what they do not know; `parse_object` refuses it. ``path`` goes before the names in errors.
+    All methods raise `RequestError`: ``missing_field``, ``wrong_type`` or ``out_of_range``.
+    """
+
+    def __init__(self, data: Any, path: str) -> None:
+        self.data: dict[str, Any] = dict(_convert(dict, dict(data) if isinstance(data, Mapping) else data, path))
+        self.path = path
+        self._taken: set[str] = set()
+
+    def get(self, name: str) -> Any:
+        """Return a field as it came, None when it is absent; it is not taken."""
+        return self.data.get(name)
+
+    def take(self, name: str, hint: Any, default: Any = None) -> Any:
+        """Return a field's value; without a default it is required."""
+        self._taken.add(name)
+        if name in self.data:
+            return _convert(hint, self.data[name], self.at(name))
+        if default is None:
+            raise RequestError(
+                "missing_field", f"The field {name!r} is required.", field=self.at(name), remedy=f"Send {name!r}."
+            )
+        return default
+
+    def number(
+        self, name: str, default: float | None = None, *, low: float = 0.0, high: float = 1.0, above: bool = False
+    ) -> float:
+        """Return a number in [low, high], in (low, high] with ``above``."""
+        return bounded(self.take(name, float, default), self.at(name), low=low, high=high, above=above)
+
+    def whole(self, name: str, default: int | None = None, *, low: int = 0, high: int = 2**31) -> int:
+        """Return a whole number in [low, high]."""
+        return int(bounded(self.take(name, int, default), self.at(name), low=low, high=high))
+
+    def object(self, name: str) -> Fields:
+        """Return an object's fields; an absent one is empty."""
+        return Fields(self.take(name, dict, {}), self.at(name))
+
+    def objects(self, name: str, most: int) -> list[Fields]:
+        """Return a list's objects, of at most ``most``; an absent one is empty."""
+        items = self.take(name, list[dict], [])  # type: ignore[type-arg]
+        if len(items) > most:
+            raise out_of_range(self.at(name), len(items), f"has at most {most} entries", "Leave some out.")
+        return [Fields(item, f"{self.at(name)}[{i}]") for i, item in enumerate(items)]
+
+    def rest(self, *known: str) -> dict[str, Any]:
+        """Return the fields that were not taken."""
+        return {name: value for name, value in self.data.items() if name not in self._taken and name not in known}
+
+    def at(self, name: str) -> str:
+        """Return a field's path."""
+        return f"{self.path}.{name}"
+
+
+def bounded(value: float, path: str, *, low: float, high: float, above: bool = False) -> float:
+    """Return ``value`` when it is in [low, high], in (low, high] with ``above``.
+
+    Raises:
+        RequestError: ``out_of_range`` naming ``path``.
+    """
+    if low <= value <= high and not (above and value == low):
+        return value
+    bounds = f"above {low:g}, at most {high:g}" if above else f"{low:g} to {high:g}"
+    raise out_of_range(path, value, f"is {bounds}", f"Use a number {bounds}.")
+
+
+def out_of_range(path: str, value: object, rule: str, remedy: str) -> RequestError:
+    """Return the error of a value that breaks a rule; the message is the path and the rule."""
+    return RequestError("out_of_range", f"{path} {rule}.", field=path, value=value, remedy=remedy)
+
+
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
@@ -85,9 +168,11 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         if value is None and type(None) in args:
             return None
         return _convert(next(arg for arg in args if arg is not type(None)), value, path)
-    if origin in (tuple, list):
+    if origin in (tuple, list) or hint is list:
         if not isinstance(value, list):
             raise _wrong(path, value, "a list")
+        if hint is list:
+            return value
         return origin(_convert(args[0], item, f"{path}[{i}]") for i, item in enumerate(value))
     if origin is dict or hint is dict:
         if not isinstance(value, dict):

@@ -26,7 +26,7 @@ TRAINED_TILE = 256
 """Side of the tiles in which the VAE was trained, pixels; another one changes the picture."""
 TRAINED_TILE_OVERLAP = 64
 """Their least overlap, pixels."""
-_MAX_SECONDS = 1e9
+MAX_SECONDS = 1e9
 """Far above every operator's limit, and small enough for exact arithmetic."""
 FRAMES_PER_LATENT = (1, 4, 4, 4, 4)
 """Pixel frames covered by latent frames 0..4 of each chunk."""
@@ -55,7 +55,7 @@ def frames_of_seconds(seconds: float, *, path: str = "") -> int:
     Raises:
         RequestError: ``out_of_range`` when ``seconds`` is NaN, infinite, absurdly long, or comes to less than 5 frames.
     """
-    if not 0 < seconds <= _MAX_SECONDS:
+    if not 0 < seconds <= MAX_SECONDS:
         raise RequestError(
             "out_of_range",
             "The duration must be a positive number of seconds.",

@@ -154,11 +154,12 @@ class Step:
 
 @dataclass(frozen=True)
 class StageFinished:
-    """A stage is done after ``seconds``."""
+    """A stage is done after ``seconds``; ``cached``: its result was known already, and it never started."""
 
     stage: str
     seconds: float
     progress: float
+    cached: bool = False
 
 
 @dataclass(frozen=True)
@@ -232,6 +233,7 @@ WARNINGS: dict[str, str] = {
     "large_reference": "a reference takes more rows than the model was trained with",
     "untrained_tiles": "the VAE's tiles are not those that it was trained on",
     "silent_audio": "the soundtrack is silent or constant",
+    "mask_effect": "a mask changes nothing, or leaves nothing of the source",
     "nan_result": "the result holds values that are not numbers",
     "queue_wait": "the job waits for another one",
 }

@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, TypeAlias
 
+from .edits import SourceEdit
 from .errors import RequestError
 from .fields import parse_object
 from .limits import DEFAULT_STEPS
@@ -70,7 +72,8 @@ class EncodeMedia:
 class Denoise:
     """Noise to latents. Takes part ``conditioning``; gives part ``latents``, one piece an output.
 
-    ``latents`` holds video [1, C, T, H/16, W/16] and audio [1, Ca, 2, A].
+    ``latents`` holds video [1, C, T, H/16, W/16] and audio [1, Ca, 2, A]. An edit takes the source as part ``latents``
+    too, and optionally part ``masks``: video_noise_mask [1, 1, T, H/16, W/16], audio_noise_mask [1, 1, 2, A] float32.
 
     Attributes:
         width: pixels, a multiple of the canvas multiple.
@@ -82,6 +85,8 @@ class Denoise:
             (`lengths.used_rows`); None: as many as are used.
         conditions: the keyframes and guides in ``conditioning``. references: the references in it.
         num_outputs: 1 to 10 videos, of the seeds ``seed``, ``seed + 1``, …
+        video_mask: of an edit, one number for the whole picture in place of a tensor: 0 keeps the source, 1
+            regenerates, between is a blend; neither: 1. audio_mask: the same of the sound.
     """
 
     task: Literal["denoise"]
@@ -94,6 +99,8 @@ class Denoise:
     conditions: tuple[Condition, ...] = ()
     references: tuple[EncodedReference, ...] = ()
     num_outputs: int = 1
+    video_mask: float | None = None
+    audio_mask: float | None = None
 
 
 @dataclass(frozen=True)
@@ -128,6 +135,8 @@ class Generate:
         pad_seq_len: see `Denoise`.
         keyframes: see `EncodePrompt`. references: likewise. guides: see `EncodeMedia`.
         num_outputs: see `Denoise`; the pieces of output i carry ``output`` i.
+        edit: a clip that is edited or continued; its length and, absent ``width`` and ``height``, its canvas are the
+            video's.
     """
 
     task: Literal["generate"]
@@ -145,6 +154,7 @@ class Generate:
     references: tuple[Reference, ...] = ()
     guides: tuple[Guide, ...] = ()
     num_outputs: int = 1
+    edit: SourceEdit | None = None
 
 
 @dataclass(frozen=True)
@@ -172,7 +182,8 @@ def media_of(request: Request) -> Iterator[tuple[str, Media]]:
     if isinstance(request, EncodeMedia):
         return named_media(guides=request.guides, source=request.source)
     if isinstance(request, Generate):
-        return named_media(keyframes=request.keyframes, references=request.references, guides=request.guides)
+        conditions = named_media(keyframes=request.keyframes, references=request.references, guides=request.guides)
+        return conditions if request.edit is None else chain(conditions, request.edit.media())
     return iter(())
 
 
@@ -202,6 +213,11 @@ def input_parts(request: Request) -> tuple[str, ...]:
     if isinstance(request, Denoise):
         return ("conditioning",)
     return ("latents",) if isinstance(request, Decode) else ()
+
+
+def optional_parts(request: Request) -> tuple[str, ...]:
+    """Return the safetensors parts that ``request`` may have besides: those of an edit."""
+    return ("latents", "masks") if isinstance(request, Denoise) else ()
 
 
 def parse_request(data: Mapping[str, Any], *, path: str = "request") -> Request:

@@ -47,6 +47,10 @@ def render_metrics(controller: Controller) -> str:
         _stages("stage_seconds", stats.stage_seconds, stats.stage_count),
         _family("bytes_in_total", "counter", "Bytes of parts received.", [({}, stats.bytes_in)]),
         _family("bytes_out_total", "counter", "Bytes of parts and results sent.", [({}, stats.bytes_out)]),
+        _family("cache_bytes", "gauge", "Bytes of results that are kept.", [({}, controller.cache.bytes)]),
+        _family("cache_entries", "gauge", "Results that are kept.", [({}, controller.cache.entries)]),
+        _by_stage("cache_hits_total", "Stages whose result was known already.", controller.cache.hits),
+        _by_stage("cache_misses_total", "Stages whose result could have been known.", controller.cache.misses),
         _family("restarts_total", "counter", "Times the ranks were lost and restarted.", [({}, stats.restarts)]),
         _family(
             "gather_workspace_bytes",
@@ -64,6 +68,10 @@ def _stages(name: str, sums: Mapping[str, float], counts: Mapping[str, int]) -> 
         lines.append(_sample(f"{name}_sum", {"stage": stage}, sums[stage]))
         lines.append(_sample(f"{name}_count", {"stage": stage}, counts[stage]))
     return "".join(lines)
+
+
+def _by_stage(name: str, words: str, counts: Mapping[str, int]) -> str:
+    return _family(name, "counter", words, [({"stage": stage}, counts[stage]) for stage in STAGES])
 
 
 def _family(name: str, kind: str, words: str, samples: Iterable[_Sample]) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from ..contract.errors import EngineBusyError, RequestError
 from ..contract.framing import TensorInfo, read_header
 from ..contract.messages import Submit
-from ..contract.requests import Echo, Request, file_parts, input_parts, media_of
+from ..contract.requests import Echo, Request, file_parts, input_parts, media_of, optional_parts
 from ..contract.tensors import Headers
 from ..controller_folder import RunFolder, folder_busy
 from ..wire import PartWriter
@@ -137,7 +137,7 @@ def read_headers(files: Mapping[str, Path], request: Request) -> Headers:
     """
     headers: dict[str, Mapping[str, TensorInfo]] = {}
     plain = file_parts(request)
-    taken = {*input_parts(request), *(media.part for _, media in media_of(request))}
+    taken = {*input_parts(request), *optional_parts(request), *(media.part for _, media in media_of(request))}
     try:
         for name, path in files.items():
             if name in plain or (name not in taken and not isinstance(request, Echo)):

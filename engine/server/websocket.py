@@ -203,7 +203,12 @@ class Connection:
         headers = await asyncio.to_thread(upload.finish)
         plan = await self._controller.check(upload.request, headers)
         job = self._controller.submit(
-            upload.submit.job_id, plan, inputs=upload.inputs, upload=upload.folder, owner=self
+            upload.submit.job_id,
+            plan,
+            inputs=upload.inputs,
+            hashes={part.name: part.sha256.lower() for part in upload.submit.parts},
+            upload=upload.folder,
+            owner=self,
         )
         del self._uploads[number]
         self._follow(job)

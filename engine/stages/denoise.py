@@ -1,9 +1,9 @@
 """Stage ``denoise``: conditioning and a seed to latents.
 
-Promise: on one rank in fp32 the latents equal diffusers' t2va, fl2va and ref2va bit for bit; no buffer of noise is left
-when the first forward begins. ``boundary`` before each forward, ``report(step, forwards)`` after it. Raises `JobError`
-for schedules that do not fit together, `RequestError` for conditioning that no model can read or that was encoded for
-another video, and what ``boundary`` raises.
+Promise: on one rank in fp32 the latents equal diffusers' t2va, fl2va and ref2va bit for bit; what an edit keeps is the
+source's, bit for bit; no buffer of noise is left when the first forward begins. ``boundary`` before each forward,
+``report(step, forwards)`` after it. Raises `JobError` for schedules that do not fit together, `RequestError` for
+conditioning that no model can read or that was encoded for another video, and what ``boundary`` raises.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 
 from ..conditioning import NOTHING, Conditions
 from ..contract.errors import RequestError
+from ..masking import UNMASKED, Edit
 from ..noise import Noise, NoiseShapes, NoiseWorker, draw_noise
 from ..packing import LatentGrid, build_layout, latent_grid, pack_video, unpack_audio, unpack_video
 from ..sampling import sample, set_schedules
@@ -60,6 +61,7 @@ def denoise(
     pad_seq_len: int | None = None,
     conditions: Conditions = NOTHING,
     noise: NoiseWorker | None = None,
+    edit: Edit | None = None,
 ) -> Latents:
     """Denoise from the noise of ``seed``; every rank calls it with the same arguments.
 
@@ -68,6 +70,7 @@ def denoise(
         pad_seq_len: rows to pad the packed sequence to (the transformer must be wrapped); None: no padding.
         conditions: with references the transformer for references runs.
         noise: draws the noise of ``seed`` already; None: it is drawn here.
+        edit: a source of the same size and what of it is kept; None: all is made anew.
 
     Returns:
         Normalised fp32 latents on the rank's device.
@@ -80,15 +83,20 @@ def denoise(
     video_rows, audio_rows = _initial_rows(
         ctx, conditions, draw_noise(shapes, seed=seed) if noise is None else noise.take(shapes), grid
     )
+    layout = build_layout(embeds.token_tags.cpu(), grid, blocks, pad_seq_len=pad_seq_len)
+    masks = UNMASKED
+    if edit is not None:
+        masks = edit.masks(video_rows, audio_rows, layout=layout, scheduler=models.scheduler, patch=grid.patch)
     video_rows, audio_rows = sample(
         models.transformer_ref if conditions.references else models.transformer,
         video_rows=video_rows,
         audio_rows=audio_rows,
         prompt_embeds=embeds.prompt_embeds.to(ctx.device),
-        layout=build_layout(embeds.token_tags.cpu(), grid, blocks, pad_seq_len=pad_seq_len),
+        layout=layout,
         schedules=set_schedules(models.scheduler, models.audio_scheduler, steps=steps, device=ctx.device),
         boundary=ctx.boundary,
         report=ctx.report,
+        masks=masks,
     )
     return Latents(unpack_video(video_rows, grid), unpack_audio(audio_rows, grid))
 

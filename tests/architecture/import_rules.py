@@ -17,6 +17,8 @@ TORCH_FREE = ("engine.contract", "engine.server", "engine.controller", "engine.c
               "engine.config", "engine.env", "engine.checkpoint", "engine.link", "engine.cli", "engine.client",
               "engine.wire", "engine.layout", "engine.packages", "engine.mux", "engine.__main__")  # fmt: skip
 """Rooms without torch. A suffix belongs to its room: ``engine.cli_demo`` to ``engine.cli``."""
+CONTRACT_WITH_NUMPY = tuple(f"engine.contract.mask_{name}" for name in ("cells", "files", "paint", "shapes"))
+"""Masks are computed on both sides of the wire; who needs only their document does without numpy."""
 DISTRIBUTED = ("engine.parallel", "engine.fleet", "engine.worker")
 
 LAYERS: dict[str, int] = {
@@ -61,7 +63,7 @@ def contract_is_standard_library_only(module: Module) -> list[str]:
     """Rule 1."""
     if not in_room(module.name, "engine.contract"):
         return []
-    allowed = {*sys.stdlib_module_names, *(["numpy"] if module.path.endswith("/mask_cells.py") else [])}
+    allowed = {*sys.stdlib_module_names, *(["numpy"] if in_room(module.name, *CONTRACT_WITH_NUMPY) else [])}
     return [
         _line(module, found, "the contract uses the standard library and itself")
         for found in module.imports

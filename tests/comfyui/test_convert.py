@@ -53,7 +53,6 @@ def test_received_tensors_share_memory_with_the_bytes(convert: Any) -> None:
         ({"samples": torch.zeros(1, 4, 8, 8)}, "wrong_model", "two streams"),
         ({"samples": torch.zeros(1, 24, 7, 4, 4)}, "wrong_model", "two streams"),
         ({"samples": Nested(torch.zeros(2, 24, 7, 4, 4), torch.zeros(2, 32, 2, 37))}, "bad_tensor", "batch"),
-        ({**pair(), "noise_mask": torch.ones(1)}, "unknown_field", "mask"),
     ],
 )
 def test_a_latent_of_another_kind_is_refused(convert: Any, latent: dict[str, Any], code: str, word: str) -> None:

@@ -14,7 +14,18 @@ from tests.support.comfyui import PACK_NAME, ComfyUI
 pytestmark = pytest.mark.comfyui
 
 SNAPSHOT = Path(__file__).with_name("schemas.json")
-TEMPLATES = ("fl2va", "guides", "keep_latent", "ref2va", "t2va", "t2va_parallel", "two_engines")
+TEMPLATES = (
+    "extend",
+    "fl2va",
+    "guides",
+    "inpaint",
+    "keep_latent",
+    "redo_sound",
+    "ref2va",
+    "t2va",
+    "t2va_parallel",
+    "two_engines",
+)
 NODE_IDS = (
     "H3EngineConnect",
     "H3EngineTextEncode",
@@ -30,6 +41,10 @@ NODE_IDS = (
     "H3EngineEncodeMedia",
     "H3EngineSaveLatent",
     "H3EngineLoadLatent",
+    "H3EngineLatentMask",
+    "H3EngineMaskFromImages",
+    "H3EngineExtend",
+    "H3EngineComposite",
 )
 
 

@@ -13,8 +13,11 @@ from tests.support.engine_process import EngineProcess
 
 @pytest.fixture(scope="session")
 def engine(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
-    """Return the shared engine. Tests leave it ready and change none of its options."""
-    options = ("--max-prompt-tokens", "64", "--max-seconds", "20", "--max-queue", "4")
+    """Return the shared engine. Tests leave it ready and change none of its options.
+
+    It keeps no results: what one test asked for would be known to the next.
+    """
+    options = ("--max-prompt-tokens", "64", "--max-seconds", "20", "--max-queue", "4", "--cache-mb", "0")
     with EngineProcess(tiny_checkpoint, tmp_path_factory.mktemp("engine"), options=options, media=True) as process:
         yield process
 

@@ -52,7 +52,8 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Fleet:
 
 @pytest.fixture
 async def controller(checkpoint: Checkpoint, tmp_path: Path, fleet: Fleet) -> Controller:
-    config = build_config({"model": str(checkpoint.folder), "device": "cpu"})
+    # Most jobs here are the same: each is to run.
+    config = build_config({"model": str(checkpoint.folder), "device": "cpu", "cache_mb": 0})
     return Controller(dataclasses.replace(config, limits=LIMITS), checkpoint, open_run_folder(tmp_path, room=0))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.contract import errors, framing, media, messages, requests, version
+from engine.contract import edits, errors, framing, media, messages, requests, version
 from engine.controller_jobs import STATES
 from engine.server.metrics import STATUSES
 from engine.server.routes import ROUTES
@@ -27,6 +27,7 @@ KINDS = {
     "tuple": "list",
     "Media": "object",
     "Source": "object",
+    "SourceEdit": "object",
 }
 MEDIA = {
     "media": media.Media,
@@ -77,6 +78,7 @@ def fields(cls: type[Any]) -> dict[str, str]:
         ("To the engine", messages.TO_ENGINE),
         ("Requests", requests.REQUESTS),
         ("Media", MEDIA),
+        ("Edits", {"edit": edits.SourceEdit, "span": edits.Span, "mask_file": edits.MaskFile}),
         ("Events", messages.TO_CLIENT),
     ],
 )

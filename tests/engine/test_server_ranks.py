@@ -33,6 +33,7 @@ def wait_until_gone(processes: list[psutil.Process], seconds: float) -> None:
 async def test_a_killed_rank_fails_its_job_and_the_next_one_runs(tiny_checkpoint: Path, tmp_path: Path) -> None:
     with EngineProcess(tiny_checkpoint, tmp_path) as engine:
         async with EngineClient(engine.url) as client, client.connect(tmp_path) as channel:
+            await client.run(QUICK, folder=tmp_path)
             running, waiting = new_id(), new_id()
             await channel.submit(LONG, job_id=running)
             await wait_for_event(channel, "step")
@@ -45,6 +46,8 @@ async def test_a_killed_rank_fails_its_job_and_the_next_one_runs(tiny_checkpoint
             events = await asyncio.wait_for(events_until_final(channel, waiting), 90)
             assert "restarting" in [event["reason"] for event in events if event["type"] == "queued"]
             assert events[-1]["type"] == "done"
+            # The ranks read the checkpoint again: what the lost ones made counts no more.
+            assert [event["stage"] for event in events if event.get("cached")] == []
         assert engine.metric("restarts_total") == 1
         assert set(engine.get("/v1/info")["pids"]).isdisjoint(ranks)
         processes = engine.descendants()

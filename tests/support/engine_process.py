@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from .received_masks import watching
 from .side_folder import with_media_libraries
 
 FAULTS = Path(__file__).resolve().parent / "rank_faults"
@@ -38,13 +39,14 @@ class EngineProcess:
         media: bool = False,
         faults: bool = False,
     ) -> None:
-        """Describe it.
+        """Describe it. What its ranks receive of edits lies in ``masks``; see `received_masks`.
 
         Args:
             media: whether it finds torchvision and torchaudio, which pictures and sound need.
             faults: let `fault` plant some in the ranks.
         """
         self.folder = folder
+        self.masks = folder / "masks"
         self._media = media
         self.fault_file = folder / "fault.json" if faults else None
         self.token = token
@@ -69,6 +71,7 @@ class EngineProcess:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("H3_ENGINE_")}
         if self.token is not None:
             environment["H3_ENGINE_TOKEN"] = self.token
+        environment = watching(environment, self.masks)
         if self._media:
             environment = with_media_libraries(environment)
         if self.fault_file is not None:

@@ -41,6 +41,11 @@ def tensors(file: str, run: str) -> dict[str, torch.Tensor]:
     }
 
 
+def tensor(file: str, name: str) -> torch.Tensor:
+    """Return one tensor by its whole name."""
+    return _tensors(f"{file}.safetensors")[name]
+
+
 def transformer() -> Any:
     """Return the tiny transformer that the numbers were computed with."""
     model = MiniMaxH3Transformer3DModel.from_config(index()["transformer_config"])

@@ -1,4 +1,4 @@
-"""The golden forwards and sampling runs, done with our layout, conditions and sampling; see `golden`."""
+"""The golden forwards and sampling runs, done with our layout, conditions, masks and sampling; see `golden`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 from diffusers import MiniMaxH3Scheduler
 
 from engine.conditioning import EncodedCondition
-from engine.packing import LatentGrid, build_layout, pack_audio, pack_video, unpack_audio, unpack_video
+from engine.masking import UNMASKED, Edit, Masks
+from engine.packing import LatentGrid, PackedLayout, build_layout, pack_audio, pack_video, unpack_audio, unpack_video
 from engine.parallel.mesh import Mesh
 from engine.parallel.sharding import apply_sequence_parallel, sequence_parallel_of
 from engine.sampling import sample, set_schedules
@@ -19,7 +20,12 @@ from engine.sampling import sample, set_schedules
 from . import golden
 
 CPU = torch.device("cpu")
-ON_RANKS = ("i_guides_three_images", "p_guides_with_all_refs_124")
+Rows = tuple[torch.Tensor, torch.Tensor]
+MASKED_ON_RANKS = ("e_cut_inside_a_patch", "j_guides_and_both_masks")
+ON_RANKS = (
+    *("i_guides_three_images", "p_guides_with_all_refs_124", "g_random_fractions__velocity_times_mask"),
+    *MASKED_ON_RANKS,
+)
 
 
 def unmasked(kind: str) -> list[str]:
@@ -30,6 +36,21 @@ def unmasked(kind: str) -> list[str]:
         for name, run in runs.items()
         if not (run.get("mask") or run.get("masked") or run.get("start_step")) and run.get("shift_video", 12.0) == 12.0
     ]
+
+
+def masked(kind: str) -> list[str]:
+    """Return those with masks, fractions by the rule that we follow."""
+    runs = golden.index()[kind]
+    return [name for name, run in runs.items() if run.get("mask") or run.get("masked")]
+
+
+def masks_of(tensors: dict[str, torch.Tensor], source: str, rows: Rows, layout: PackedLayout, patch: int) -> Masks:
+    """Return the masks of a run whose source are the tensors ``source`` with ``video`` and ``audio`` filled in."""
+    if "mask_cell_video" not in tensors:
+        return UNMASKED
+    latents = (tensors[source.format(stream)] for stream in ("video", "audio"))
+    edit = Edit(*latents, tensors["mask_cell_video"], tensors["mask_cell_audio"])
+    return edit.masks(*rows, layout=layout, scheduler=MiniMaxH3Scheduler(), patch=patch)
 
 
 def wrapped(mesh: Mesh | None) -> Any:
@@ -65,12 +86,18 @@ def forward_difference(model: Any, name: str, *, late: int = 0) -> float:
     tensors, conditions, grid, tags = _parts("forward", name)
     moved = tuple(EncodedCondition(entry.frame + late, entry.video, entry.audio) for entry in conditions.conditions)
     layout = build_layout(tags, grid, dataclasses.replace(conditions, conditions=moved).blocks())
-    times, indices = layout.row_times(run["timestep_video"], 1 - run["sigma_audio"])
+    rows = tensors["video_rows"], tensors["audio_rows"]
+    masks = masks_of(tensors, "{}_x", rows, layout, grid.patch)
+    own = {
+        f"{stream}_rows": None if mask is None else mask.times(torch.tensor(run[f"sigma_{stream}"]))
+        for stream, mask in (("video", masks.video), ("audio", masks.audio))
+    }
+    times, indices = layout.row_times(run["timestep_video"], 1 - run["sigma_audio"], **own)
     extras = layout.sequence_inputs() if sequence_parallel_of(model) is not None else {}
     with torch.no_grad():
         video, audio = model(
-            hidden_states=tensors["video_rows"][None],
-            audio_hidden_states=tensors["audio_rows"][None],
+            hidden_states=rows[0][None],
+            audio_hidden_states=rows[1][None],
             encoder_hidden_states=tensors["text_states"][None],
             timestep=times,
             timestep_indices=indices,
@@ -84,27 +111,50 @@ def forward_difference(model: Any, name: str, *, late: int = 0) -> float:
 
 def sampling_difference(model: Any, name: str) -> float:
     """Return by how much the latents of a golden run miss."""
+    tensors = golden.tensors("sampling", name)
+    made = sampled(model, name)
+    return max(float((made[i] - tensors[f"final_{stream}"]).abs().max()) for i, stream in enumerate(("video", "audio")))
+
+
+def sampled(model: Any, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the video and audio latents that we make of a golden run."""
     run = golden.index()["sampling"][name]
     tensors, conditions, grid, tags = _parts("sampling", name)
     layout = build_layout(tags, grid, conditions.blocks())
-    schedules = set_schedules(MiniMaxH3Scheduler(12.0), MiniMaxH3Scheduler(3.0), steps=run["forwards"], device=CPU)
+    shifts = MiniMaxH3Scheduler(run["shift_video"]), MiniMaxH3Scheduler(run["shift_audio"])
+    schedules = set_schedules(*shifts, steps=run["forwards"], device=CPU)
     pictures = conditions.video_rows(
         [_condition_noise(block.video, grid, run["seed"]) for block in conditions.blocks() if block.video],
         scheduler=schedules.video,
         patch=grid.patch,
         device=CPU,
     )
+    video_rows = torch.cat([*pictures, pack_video(tensors["noise_video"], grid.patch)])
+    audio_rows = torch.cat([*conditions.audio_rows(CPU), pack_audio(tensors["noise_audio"])])
     made = sample(
         model,
-        video_rows=torch.cat([*pictures, pack_video(tensors["noise_video"], grid.patch)]),
-        audio_rows=torch.cat([*conditions.audio_rows(CPU), pack_audio(tensors["noise_audio"])]),
+        video_rows=video_rows,
+        audio_rows=audio_rows,
         prompt_embeds=tensors["text_states"][None],
         layout=layout,
         schedules=schedules,
         boundary=lambda: None,
         report=lambda step, total: None,
+        masks=masks_of(tensors, "source_{}", (video_rows, audio_rows), layout, grid.patch),
     )
-    return _difference(grid, made, (tensors["final_video"], tensors["final_audio"]))
+    return unpack_video(made[0], grid), unpack_audio(made[1], grid)
+
+
+def kept_cells(model: Any, name: str) -> dict[str, tuple[int, int]]:
+    """Return of each stream of a golden run how many values are kept, and how many of them are not the source's."""
+    tensors = golden.tensors("sampling", name)
+    found = {}
+    for stream, made in zip(("video", "audio"), sampled(model, name), strict=True):
+        kept = (tensors[f"mask_cell_{stream}"] == 0).expand(made.shape)
+        source = tensors[f"source_{stream}"]
+        different = made[kept].view(torch.int32) != source[kept].view(torch.int32)
+        found[stream] = (int(kept.sum()), int(different.sum()))
+    return found
 
 
 def _condition_noise(size: tuple[int, int, int], grid: LatentGrid, seed: int) -> torch.Tensor:
@@ -127,6 +177,7 @@ def _difference(
 def on_ranks(mesh: Mesh, folder: Path) -> None:
     """Write the differences that this rank finds when all of ``mesh`` share the sequence."""
     model = wrapped(mesh)
-    found = {name: forward_difference(model, name) for name in unmasked("forward")}
+    found = {name: forward_difference(model, name) for name in (*unmasked("forward"), *masked("forward"))}
     found |= {name: sampling_difference(model, name) for name in ON_RANKS}
-    (folder / f"golden-{mesh.layout.rank}.json").write_text(json.dumps(found))
+    kept = {name: kept_cells(model, name) for name in MASKED_ON_RANKS}
+    (folder / f"golden-{mesh.layout.rank}.json").write_text(json.dumps({"differences": found, "kept": kept}))

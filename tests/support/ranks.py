@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.link import decode_line, encode_line
-from tests.support.engine_process import FAULTS, planted
+from tests.support.engine_process import planted
 
+from .received_masks import watching
 from .side_folder import with_media_libraries
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,6 +78,7 @@ class Fleet:
         """
         self.folder = Path(tempfile.mkdtemp(prefix="h3-ranks-", dir="/dev/shm"))
         self.fault_file = self.folder / "fault.json"
+        self.masks = self.folder / "masks"
         self._inbox: queue.Queue[Message] = queue.Queue()
         self._connection: socket.socket | None = None
         self._listener = socket.socket(socket.AF_UNIX)
@@ -87,10 +89,11 @@ class Fleet:
         stages = stages or "encode_prompt,denoise,decode_video,decode_audio"
         environment = {
             **os.environ,
-            "PYTHONPATH": f"{FAULTS}:{ROOT}",
+            "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
             "H3_TEST_FAULT": str(self.fault_file),
         }
+        environment = watching(environment, self.masks)
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "engine.fleet", "--model", str(model), "--nproc-per-node", str(ranks)),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.cli import build_parser
-from engine.contract import errors, media, messages, requests, version
+from engine.contract import edits, errors, media, messages, requests, version
 from engine.server.routes import ROUTES
 
 MEDIA: tuple[type[Any], ...] = (
@@ -25,6 +25,9 @@ MEDIA: tuple[type[Any], ...] = (
     media.Source,
     media.Condition,
     media.EncodedReference,
+    edits.SourceEdit,
+    edits.Span,
+    edits.MaskFile,
 )
 FILE = Path(__file__).with_name("surface.json")
 

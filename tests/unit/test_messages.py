@@ -32,6 +32,7 @@ EVENTS: list[messages.Event] = [
     messages.StageStarted("denoise", 0.1),
     messages.Step("denoise", 1, 4, 3.5, 0.2),
     messages.StageFinished("denoise", 2.0, 0.5),
+    messages.StageFinished("encode_prompt", 0.0, 0.1, cached=True),
     messages.Warned("frames_snapped", "20 became 22"),
     messages.Output("latents", 0, True, "safetensors", 4, (PART,)),
     messages.Done(3.0, {"frames": 22}),

@@ -14,24 +14,65 @@ interface SavedNode {
   widgets_values?: unknown[];
 }
 
-interface GraphNode {
-  widgets?: { name: string; value: unknown }[];
+interface Widget {
+  name: string;
+  value: unknown;
+  hidden?: boolean;
+  serialize?: boolean;
+  options?: Record<string, unknown>;
+}
+
+interface Graph {
+  setDirtyCanvas?(foreground: boolean, background: boolean): void;
+}
+
+export interface GraphNode {
+  id?: string | number;
+  type?: string;
+  comfyClass?: string;
+  size?: [number, number];
+  graph?: Graph | null;
+  widgets?: Widget[];
+  inputs?: { name: string }[];
+  outputs?: { name: string }[];
   configure(saved: SavedNode): void;
   serialize(): SavedNode;
+  setSize?(size: [number, number]): void;
+  getInputNode?(slot: number): GraphNode | null;
+  getOutputNodes?(slot: number): GraphNode[] | null;
+  addDOMWidget?(name: string, type: string, element: HTMLElement, options: Record<string, unknown>): Widget;
+  onConfigure?(saved: SavedNode): void;
+  onExecuted?(output: Record<string, unknown>): void;
+  onConnectionsChange?(...change: unknown[]): void;
+  onRemoved?(): void;
 }
 
 interface Extension {
   name: string;
   settings?: Setting[];
   beforeRegisterNodeDef?(nodeType: { prototype: GraphNode }, nodeData: { name: string }): void;
+  nodeCreated?(node: GraphNode): void;
   setup?(): void;
 }
 
-export const app: { registerExtension(extension: Extension): void };
+interface Api extends EventTarget {
+  apiURL(route: string): string;
+  fetchApi(route: string, options?: RequestInit): Promise<Response>;
+}
+
+export interface App {
+  api: Api;
+  nodeOutputs?: Record<string, Record<string, unknown>>;
+  extensionManager?: { workflow?: { activeWorkflow?: { changeTracker?: { checkState(): void } } } };
+  queuePrompt(number: number, batchCount: number, nodeIds?: string[]): Promise<unknown>;
+  registerExtension(extension: Extension): void;
+}
+
+export const app: App;
 
 declare global {
   interface Window {
     /** Set once our extension is set up. */
-    h3Engine?: { ready: boolean };
+    h3Engine?: { ready: boolean; maskEditor(node: GraphNode): unknown };
   }
 }

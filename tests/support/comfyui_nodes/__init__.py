@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+import folder_paths
 import torch
 from comfy.nested_tensor import NestedTensor
+from safetensors.torch import save_file
 
 
 class H3TestConditioning:
@@ -63,6 +66,37 @@ class H3TestShow:
         return {"ui": {"shown": [json.dumps(_shown(value))]}}
 
 
+class H3TestStore:
+    """Writes the tensors of what is connected to ``output/<name>.safetensors``: ``samples.0``, ``noise_mask.1``, …"""
+
+    RETURN_TYPES = ()
+    FUNCTION = "store"
+    CATEGORY = "tests"
+    OUTPUT_NODE = True
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": {"value": ("*", {}), "name": ("STRING", {"default": "stored"})}}
+
+    def store(self, value: Any, name: str) -> dict[str, Any]:
+        found: dict[str, torch.Tensor] = {}
+        _gather(value, "value", found)
+        folder = Path(folder_paths.get_output_directory())
+        folder.mkdir(exist_ok=True)
+        save_file(found, folder / f"{name}.safetensors")
+        return {"ui": {"stored": [name]}}
+
+
+def _gather(value: Any, name: str, found: dict[str, torch.Tensor]) -> None:
+    if getattr(value, "is_nested", False):
+        value = list(value.unbind())
+    if isinstance(value, torch.Tensor):
+        found[name] = value.contiguous()
+    elif isinstance(value, (dict, list)):
+        for key, entry in value.items() if isinstance(value, dict) else enumerate(value):
+            _gather(entry, str(key) if name == "value" else f"{name}.{key}", found)
+
+
 def _shown(value: Any) -> Any:
     """Return tensors as their shapes, the rest as it is."""
     if getattr(value, "is_nested", False):
@@ -78,4 +112,5 @@ NODE_CLASS_MAPPINGS = {
     "H3TestConditioning": H3TestConditioning,
     "H3TestLatent": H3TestLatent,
     "H3TestShow": H3TestShow,
+    "H3TestStore": H3TestStore,
 }

@@ -1,8 +1,12 @@
-"""Faults for the ranks of a test, found by Python at start-up through PYTHONPATH; the engine knows nothing of it.
+"""Faults for the ranks of a test, and a look at what they received, found by Python at start-up through PYTHONPATH.
+
+The engine knows nothing of it.
 
 The file named by ``H3_TEST_FAULT`` holds ``{"rank", "module", "call", "do"}`` while a fault is planted: in that rank
 (or all, without ``rank``), each call of a torch module of that class name (the ``call``-th only, when given) does
 ``raise``, ``oom``, ``kill``, ``stop``, ``sleep`` (``seconds``) or ``stall`` (for as long as the fault is planted).
+
+Into the folder named by ``H3_TEST_MASKS`` each rank writes what every edit came to there; see `support.received_masks`.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 FAULT = os.environ.get("H3_TEST_FAULT")
+MASKS = os.environ.get("H3_TEST_MASKS")
 
 
 def install(fault_file: Path) -> None:
@@ -53,5 +58,33 @@ def install(fault_file: Path) -> None:
     register_module_forward_pre_hook(hook)
 
 
-if FAULT and "RANK" in os.environ and "-m" in sys.orig_argv:
-    install(Path(FAULT))
+def watch(folder: Path) -> None:
+    from safetensors.torch import save_file
+
+    from engine.masking import Edit
+
+    plain, count = Edit.masks, 0
+
+    def noting(edit: Edit, *args: Any, **options: Any) -> Any:
+        nonlocal count
+        made = plain(edit, *args, **options)
+        tensors = {"video": edit.video_mask, "audio": edit.audio_mask}
+        for name, mask in (("video_rows", made.video), ("audio_rows", made.audio)):
+            if mask is not None:
+                tensors[name] = mask.rows
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{count:04}-{os.environ['RANK']}.safetensors"
+        # Whoever sees the file sees all of it.
+        save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path.with_suffix(".part"))
+        path.with_suffix(".part").replace(path)
+        count += 1
+        return made
+
+    Edit.masks = noting  # type: ignore[method-assign]
+
+
+if "RANK" in os.environ and "-m" in sys.orig_argv:
+    if FAULT:
+        install(Path(FAULT))
+    if MASKS:
+        watch(Path(MASKS))

@@ -1,0 +1,113 @@
+// The editor's keys, while it has the focus. Nothing of them reaches ComfyUI's own shortcuts.
+
+import { invertPicture, keyHere, removeLayer, withRanges } from "./edits.js";
+
+/** @typedef {import("./editor.js").MaskEditor} MaskEditor */
+
+/** @type {Record<string, (editor: MaskEditor) => void>} */
+const KEYS = {
+  b: (editor) => editor.show({ tool: "brush" }),
+  e: (editor) => editor.show({ tool: "erase" }),
+  r: (editor) => editor.show({ tool: "rect" }),
+  c: (editor) => editor.show({ tool: "ellipse" }),
+  l: (editor) => editor.show({ tool: "lasso" }),
+  v: (editor) => editor.show({ tool: "move" }),
+  k: (editor) => editor.changeSelected((layer) => keyHere(layer, editor.frame, editor.canvas)),
+  i: (editor) => editor.commit(invertPicture(editor.document)),
+  o: (editor) => editor.show({ onion: !editor.state.onion }),
+  g: (editor) => editor.show({ grid: !editor.state.grid }),
+  f: (editor) => editor.setFull(!editor.state.full),
+  " ": (editor) => editor.play(),
+  "[": (editor) => editor.show({ brush: { ...editor.brush, size: Math.max(2, Math.round(editor.brush.size / 1.2)) } }),
+  "]": (editor) => editor.show({ brush: { ...editor.brush, size: Math.min(1024, Math.ceil(editor.brush.size * 1.2)) } }),
+  "{": (editor) => editor.show({ brush: { ...editor.brush, softness: Math.max(0, editor.brush.softness - 4) } }),
+  "}": (editor) => editor.show({ brush: { ...editor.brush, softness: Math.min(512, editor.brush.softness + 4) } }),
+  delete: remove,
+  backspace: remove,
+  home: (editor) => editor.goTo(0),
+  end: (editor) => editor.goTo(editor.frames - 1),
+};
+
+/** @param {MaskEditor} editor */
+function remove(editor) {
+  const { run } = editor.state;
+  if (run) {
+    const ranges = editor.document[run.lane].ranges.filter((_, index) => index !== run.index);
+    editor.chooseRun(null);
+    editor.commit(withRanges(editor.document, run.lane, ranges));
+  } else if (editor.selected) editor.commit(removeLayer(editor.document, editor.selected));
+}
+
+/**
+ * Do what a key means; return whether it means something.
+ * @param {MaskEditor} editor
+ * @param {KeyboardEvent} event
+ */
+function press(editor, event) {
+  const key = event.key.toLowerCase();
+  if (event.ctrlKey || event.metaKey) {
+    if (key === "z" && !event.shiftKey) editor.undo();
+    else if (key === "y" || key === "z") editor.redo();
+    else return false;
+    return true;
+  }
+  if (event.altKey) return false;
+  if (key === "arrowleft" || key === "arrowright") {
+    const by = key === "arrowleft" ? -1 : 1;
+    if (event.shiftKey) editor.goToToken(by);
+    else editor.goTo(editor.frame + by);
+    return true;
+  }
+  if (key === "escape") {
+    if (editor.pending) editor.drop();
+    else if (editor.state.full) editor.setFull(false);
+    else if (editor.state.marked) editor.mark(null);
+    else editor.show({ selected: null, run: null, reshaping: false });
+    return true;
+  }
+  const action = KEYS[key];
+  action?.(editor);
+  return action !== undefined;
+}
+
+/**
+ * Whether an element takes keys itself.
+ * @param {EventTarget | null} target
+ * @param {string} key
+ */
+function typesInto(target, key) {
+  if (target instanceof HTMLSelectElement) return true;
+  if (target instanceof HTMLButtonElement) return key === " " || key === "Enter";
+  if (!(target instanceof HTMLInputElement)) return false;
+  return target.type === "range" ? key.startsWith("Arrow") || key === "Home" || key === "End" : target.type !== "checkbox" || key === " ";
+}
+
+/**
+ * Listen to the keyboard, and keep the editor's events from the graph under it.
+ * @param {MaskEditor} editor
+ * @param {HTMLElement} root
+ */
+export function listenToKeys(editor, root) {
+  root.tabIndex = 0;
+  // ComfyUI's undo leaves alone what has the focus and is of this type; the editor has an undo of its own.
+  Object.assign(root, { type: "textarea" });
+  root.addEventListener("keydown", (event) => {
+    event.stopPropagation();
+    if (event.key === "Tab") return;
+    const undoing = (event.ctrlKey || event.metaKey) && !(event.target instanceof HTMLInputElement && event.target.type === "number");
+    if (!undoing && typesInto(event.target, event.key)) return;
+    if (press(editor, event)) event.preventDefault();
+  });
+  root.addEventListener("keyup", (event) => event.stopPropagation());
+  root.addEventListener("pointerdown", (event) => {
+    event.stopPropagation();
+    if (!(event.target instanceof HTMLElement) || !event.target.closest("button, input, select")) root.focus({ preventScroll: true });
+  });
+  root.addEventListener("click", (event) => {
+    // A button that was pressed by the pointer gives the keys back to the editor.
+    if (event.detail && event.target instanceof HTMLButtonElement) root.focus({ preventScroll: true });
+  });
+  for (const name of ["pointerup", "pointermove", "mousedown", "mousemove", "click", "dblclick", "contextmenu", "wheel"]) {
+    root.addEventListener(name, (event) => event.stopPropagation());
+  }
+}

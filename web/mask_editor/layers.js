@@ -1,0 +1,161 @@
+// The row of layers, and the controls of the chosen layer or the chosen run.
+
+import { button, slider, toggle } from "./controls.js";
+import { make } from "./dom.js";
+import { addLayer, changeLayer, freeId, keyHere, removeKey, removeLayer, reorderLayer, withRanges } from "./edits.js";
+
+/** @typedef {import("./editor.js").MaskEditor} MaskEditor */
+/** @typedef {import("./document.js").Layer} Layer */
+/** @typedef {import("./tools.js").Tool} Tool */
+/** @typedef {() => void} Update */
+
+/** @type {Record<Layer["kind"], Tool>} */
+const TOOL_OF = { stroke: "brush", rect: "rect", ellipse: "ellipse", polygon: "lasso", raster: "move" };
+
+/**
+ * Build the row.
+ * @param {MaskEditor} editor
+ */
+export function buildLayers(editor) {
+  /** @type {Update[]} */
+  const updates = [];
+  const list = make("div", { class: "h3-mask-layers", "data-part": "layers", role: "group", "aria-label": "Layers" });
+  const ofLayer = layerBar(editor, updates);
+  const ofRun = runBar(editor, updates);
+  const sound = soundBar(editor, updates);
+  const hint = make("p", {}, "Paint on the picture, or drag on a lane: what is striped is regenerated, the rest stays. " +
+    "Choose a layer or a run to change it.");
+  /** @type {readonly Layer[] | null} */
+  let shown = null;
+  let chosen = "";
+  const update = () => {
+    const { layers } = editor.document;
+    const now = `${editor.selected} ${editor.editable}`;
+    if (layers !== shown || chosen !== now) list.replaceChildren(importButton(editor), ...layers.map((layer) => chip(editor, layer)));
+    [shown, chosen] = [layers, now];
+    ofLayer.hidden = !editor.layer || runOf(editor) !== null;
+    ofRun.hidden = !runOf(editor);
+    hint.hidden = !ofLayer.hidden || !ofRun.hidden;
+    updates.forEach((one) => one());
+  };
+  return { element: make("div", { class: "h3-mask-foot" }, make("div", { class: "h3-mask-slot" }, hint, ofLayer, ofRun), make("div", { class: "h3-mask-bar" }, sound, list)), update };
+}
+
+/** @param {MaskEditor} editor */
+function importButton(editor) {
+  const picker = make("input", { type: "file", accept: "image/*,video/*", hidden: true, "aria-label": "Mask file" });
+  picker.addEventListener("change", async () => {
+    const files = [...(picker.files ?? [])];
+    if (files.length) addRaster(editor, await editor.host.upload(files));
+  });
+  const open = button("+ import mask …", "A picture or a clip: white regenerates, black keeps", () => picker.click());
+  open.disabled = !editor.editable;
+  const connected = button("+ connected mask", "The MASK that is connected to this node, as a layer", () => addRaster(editor, "@mask"));
+  connected.disabled = !editor.editable || !editor.rasters.connected;
+  return make("span", { class: "h3-mask-group" }, open, connected, picker);
+}
+
+/**
+ * Add a raster layer.
+ * @param {MaskEditor} editor
+ * @param {string} file
+ */
+export function addRaster(editor, file) {
+  const id = freeId(editor.document, "raster");
+  const name = file === "@mask" ? "connected mask" : (file.split("/").at(-1) ?? file);
+  editor.show({ selected: id });
+  editor.commit(addLayer(editor.document, {
+    id, name, kind: "raster", mode: "paint", enabled: true, size: 64, softness: 0, strength: 1,
+    range: [0, editor.frames], interpolate: "linear", keys: [], file,
+  }));
+}
+
+/** @param {MaskEditor} editor @param {Layer} layer */
+function chip(editor, layer) {
+  const { enabled, id, kind, keys, mode } = layer;
+  const eye = button(enabled ? "●" : "○", enabled ? "Acts; press to switch it off" : "Off; press to switch it on",
+    () => editor.commit(changeLayer(editor.document, id, (old) => ({ ...old, enabled: !old.enabled }))));
+  eye.disabled = !editor.editable;
+  const keyed = keys.length > 1 ? `, ${keys.length} keys` : "";
+  const name = `${layer.name || id} (${mode === "erase" ? "erase, " : ""}${kind === "polygon" ? "lasso" : kind}${keyed})`;
+  const pick = button(name, "Choose this layer; press again to choose none", () =>
+    editor.show({ selected: editor.selected === id ? null : id, run: null, reshaping: false }));
+  pick.setAttribute("aria-pressed", String(editor.selected === id));
+  return make("span", { class: "h3-mask-layer", "data-layer": id, "data-selected": String(editor.selected === id) }, eye, pick);
+}
+
+/** @param {MaskEditor} editor @param {Update[]} updates */
+function layerBar(editor, updates) {
+  /** @param {string} text @param {string} title @param {() => void} click @param {(layer: Layer) => boolean} [pressed] @param {(layer: Layer) => boolean} [enabled] */
+  const act = (text, title, click, pressed = () => false, enabled = () => true) =>
+    toggle(updates, button(text, title, click), () => !!editor.layer && pressed(editor.layer),
+      () => editor.editable && !!editor.layer && enabled(editor.layer));
+  /** @param {(layer: Layer) => Layer} change @param {string} [tag] */
+  const change = (change, tag) => editor.changeSelected(change, tag);
+  const hasKey = (/** @type {Layer} */ layer) => layer.keys.some((key) => key.frame === editor.frame);
+  return make("div", { class: "h3-mask-bar", role: "group", "aria-label": "Chosen layer" },
+    act("◆ key here", "Hold the layer's place at this frame; then move it elsewhere at another frame (K)", () => change((layer) => keyHere(layer, editor.frame, editor.canvas)), hasKey),
+    act("◇ remove key", "Take the key at this frame away", () => change((layer) => removeKey(layer, editor.frame)), undefined,
+      (layer) => layer.keys.length > 1 && hasKey(layer)),
+    act("glide", "Between keys the shape glides; otherwise it stays until the next key",
+      () => change((layer) => ({ ...layer, interpolate: layer.interpolate === "linear" ? "hold" : "linear" })), (layer) => layer.interpolate === "linear"),
+    act("redraw here", "The next shape that you draw becomes this layer's shape at this frame", () =>
+      editor.show({ reshaping: !editor.state.reshaping, tool: editor.layer ? TOOL_OF[editor.layer.kind] : "brush" }),
+      () => editor.reshaping, (layer) => layer.kind !== "raster"),
+    act("keeps", "The layer keeps instead of regenerates", () => change((layer) => ({ ...layer, mode: layer.mode === "paint" ? "erase" : "paint" })), (layer) => layer.mode === "erase"),
+    act("to marked frames", "The layer lives in the marked frames only", () => change((layer) => ({ ...layer, range: editor.state.marked ?? layer.range })),
+      undefined, () => editor.state.marked !== null),
+    act("to all frames", "The layer lives in all frames", () => change((layer) => ({ ...layer, range: [0, editor.frames] }))),
+    slider(updates, { name: "strength", unit: "%", title: "Of the chosen layer", max: 1, step: 0.05, get: () => editor.layer?.strength ?? 1,
+      set: (strength) => change((layer) => ({ ...layer, strength }), "strength") }),
+    slider(updates, { name: "soft", unit: "px", title: "Soft edge of the chosen layer", max: 128, get: () => editor.layer?.softness ?? 0,
+      set: (softness) => change((layer) => ({ ...layer, softness }), "softness") }),
+    act("↑", "Over the next layer", () => editor.commit(reorderLayer(editor.document, editor.selected ?? "", 1))),
+    act("↓", "Under the layer before", () => editor.commit(reorderLayer(editor.document, editor.selected ?? "", -1))),
+    act("delete layer", "Take the chosen layer away (Delete)", () => editor.commit(removeLayer(editor.document, editor.selected ?? ""))),
+  );
+}
+
+/** @param {MaskEditor} editor */
+function runOf(editor) {
+  const { run } = editor.state;
+  return run ? (editor.document[run.lane].ranges[run.index] ?? null) : null;
+}
+
+/** @param {MaskEditor} editor @param {Update[]} updates */
+function runBar(editor, updates) {
+  /** @param {number} value @param {string} [tag] */
+  const set = (value, tag) => {
+    const { run } = editor.state;
+    if (!run) return;
+    const ranges = editor.document[run.lane].ranges.map((old, index) => (index === run.index ? { ...old, value } : old));
+    editor.commit(withRanges(editor.document, run.lane, ranges), tag);
+  };
+  const remove = () => {
+    const { run } = editor.state;
+    if (!run) return;
+    editor.chooseRun(null);
+    editor.commit(withRanges(editor.document, run.lane, editor.document[run.lane].ranges.filter((_, index) => index !== run.index)));
+  };
+  const enabled = () => editor.editable;
+  return make("div", { class: "h3-mask-bar", role: "group", "aria-label": "Chosen run" },
+    "run:",
+    toggle(updates, button("keep", "Keep the source here (double click on the run turns it)", () => set(0)), () => runOf(editor)?.value === 0, enabled),
+    toggle(updates, button("regenerate", "Regenerate all of it", () => set(1)), () => runOf(editor)?.value === 1, enabled),
+    slider(updates, { name: "strength", unit: "%", title: "How much of the run is regenerated", max: 1, step: 0.05, get: () => runOf(editor)?.value ?? 1,
+      set: (value) => set(value, "run") }),
+    toggle(updates, button("delete run", "Take the run away (Delete)", remove), () => false, enabled),
+  );
+}
+
+/** @param {MaskEditor} editor @param {Update[]} updates */
+function soundBar(editor, updates) {
+  const audio = () => editor.document.audio;
+  const put = (/** @type {Partial<ReturnType<typeof audio>>} */ changes) =>
+    editor.commit({ ...editor.document, audio: { ...audio(), ...changes } });
+  return make("div", { class: "h3-mask-group" },
+    toggle(updates, button("L R linked", "Both channels of the sound are one lane", () => put({ linked: !audio().linked })), () => audio().linked, () => editor.editable),
+    toggle(updates, button("sound: regenerate", "What the sound is outside of its runs", () => put({ base: 1 - audio().base })),
+      () => audio().base === 1, () => editor.editable),
+  );
+}

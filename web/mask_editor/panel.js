@@ -1,0 +1,193 @@
+// The editor's elements: bars of controls, the picture, the lanes, the layers, the status line; and what they show.
+
+import { tokenOfFrame, tokenStart } from "./cells.js";
+import { button, choice, slider, toggle } from "./controls.js";
+import { make } from "./dom.js";
+import { addLayer, applyPreset, clearAll, freeId, invertPicture, putRange, snapSpan, withRanges } from "./edits.js";
+import { buildLayers } from "./layers.js";
+import { statusOf } from "./statistics.js";
+import { addStyle } from "./style.js";
+
+/** @typedef {import("./editor.js").MaskEditor} MaskEditor */
+/** @typedef {import("./tools.js").Tool} Tool */
+/** @typedef {import("./edits.js").Preset} Preset */
+/** @typedef {() => void} Update */
+
+/** @type {[Tool, string, string][]} */
+const TOOLS = [
+  ["brush", "✎ brush", "Paint what is to be regenerated (B). A pen's pressure scales the size."],
+  ["erase", "⌫ erase", "Paint what is to be kept (E)."],
+  ["rect", "▭ rect", "Drag a rectangle (R)."],
+  ["ellipse", "◯ ellipse", "Drag an ellipse (C)."],
+  ["lasso", "◌ lasso", "Draw around something (L)."],
+  ["move", "✥ move", "Drag the chosen layer at this frame (V); Alt and drag, or Alt and the wheel, scales it."],
+];
+/** @type {[Preset, string, string][]} */
+const PRESETS = [
+  ["keep-start", "keep the first … s, regenerate the rest", "Both lanes; snapped to whole tokens"],
+  ["redo-end", "regenerate the last … s", "Both lanes; snapped to whole tokens"],
+  ["only-sound", "only the sound", "Keeps the picture"],
+  ["only-picture", "only the picture", "Keeps the sound"],
+  ["box", "everything in a box", "A rectangle over all frames, to be moved"],
+];
+
+const LANES = "Picture and sound: drag to regenerate, Shift and drag to keep; drag a run or its edges (Ctrl: between tokens); " +
+  "double click turns it. Tokens: drag to mark frames. Layer: drag its keys and its span.";
+
+/**
+ * Build the elements of an editor.
+ * @param {MaskEditor} editor
+ */
+export function buildPanel(editor) {
+  addStyle();
+  const picture = make("canvas", { "aria-label": "Picture: paint here", role: "img" });
+  const time = make("canvas", { class: "h3-mask-time", "aria-label": "Lanes: layer, picture, sound, tokens", role: "img", title: LANES });
+  const status = make("div", { class: "h3-mask-status", role: "status", "data-part": "status" });
+  /** @type {Update[]} */
+  const updates = [];
+  const layers = buildLayers(editor);
+  updates.push(layers.update);
+  const root = make("div", { class: "h3-mask", role: "application", "aria-label": "Mask editor", "data-capture-wheel": "true" },
+    toolBar(editor, updates),
+    editBar(editor, updates),
+    noticeBar(editor, updates),
+    make("div", { class: "h3-mask-view" }, picture),
+    playBar(editor, updates),
+    time,
+    layers.element,
+    status,
+  );
+  updates.push(() => {
+    const { report, stale } = editor.statistics;
+    const { text, warning } = statusOf(report, { seconds: editor.host.seconds(), frames: editor.frames });
+    status.replaceChildren(make("b", {}, warning ? `⚠ ${warning} ` : ""), `${text}${stale && report ? " …" : ""}`);
+  });
+  return {
+    root,
+    picture,
+    time,
+    update: () => updates.forEach((update) => update()),
+    /** Pixels of the screen for one of the element: the graph's zoom, between 1 and 2. */
+    scale: () => Math.min(2, Math.max(1, root.getBoundingClientRect().width / (root.offsetWidth || 1))),
+  };
+}
+
+/** @param {MaskEditor} editor @param {Update[]} updates */
+function toolBar(editor, updates) {
+  const { state } = editor;
+  const tools = TOOLS.map(([tool, text, title]) =>
+    toggle(updates, button(text, title, () => editor.show({ tool, reshaping: false }), { "data-tool": tool }),
+      () => state.tool === tool, () => editor.editable));
+  /** @param {Partial<typeof state.brush>} change */
+  const brush = (change) => editor.show({ brush: { ...state.brush, ...change } });
+  const full = button("", "Full screen (F)", () => editor.setFull(!state.full), { "data-action": "full" });
+  updates.push(() => (full.textContent = state.full ? "close full screen" : "full screen"));
+  return make("div", { class: "h3-mask-bar" },
+    make("div", { class: "h3-mask-group", role: "toolbar", "aria-label": "Tools" }, ...tools),
+    slider(updates, { name: "size", unit: "px", title: "Width of the brush in pixels of the video ([ and ])", max: 512,
+      get: () => state.brush.size, set: (size) => brush({ size: Math.max(2, size) }) }),
+    slider(updates, { name: "soft", unit: "px", title: "Width of the soft edge in pixels of the video (Shift and [ or ])", max: 128,
+      get: () => state.brush.softness, set: (softness) => brush({ softness }) }),
+    slider(updates, { name: "strength", unit: "%", title: "How much of new shapes is regenerated; less blends with the source", max: 1,
+      step: 0.05, get: () => state.brush.strength, set: (strength) => brush({ strength }) }),
+    toggle(updates, button("erasing", "New shapes keep instead of regenerate", () => editor.show({ erasing: !state.erasing })),
+      () => state.erasing, () => editor.editable),
+    choice(updates, { name: "lives", title: "How long a new shape lives",
+      options: [["all", "all frames"], ["token", "this token"], ["marked", "marked frames"]],
+      get: () => state.lives, set: (lives) => editor.show({ lives }) }),
+    full,
+  );
+}
+
+/** @param {MaskEditor} editor @param {Update[]} updates */
+function editBar(editor, updates) {
+  const { state } = editor;
+  /** @param {string} text @param {string} title @param {() => void} click @param {() => boolean} [enabled] */
+  const act = (text, title, click, enabled = () => true) =>
+    toggle(updates, button(text, title, click), () => false, () => editor.editable && enabled());
+  const fill = (/** @type {[number, number]} */ [from, to]) =>
+    editor.commit(withRanges(editor.document, "video", putRange(editor.document.video.ranges, { from, to, value: 1 })));
+  const seconds = make("input", { type: "number", value: "1", min: "0.1", step: "0.1", title: "Seconds of the preset", "aria-label": "Seconds of the preset" });
+  const preset = make("select", { title: "Set both lanes in one click", "aria-label": "Preset", "data-action": "preset" },
+    make("option", { value: "" }, "preset …"), ...PRESETS.map(([value, text, title]) => make("option", { value, title }, text)));
+  preset.addEventListener("change", () => {
+    usePreset(editor, /** @type {Preset} */ (preset.value), Number(seconds.value) || 1);
+    preset.value = "";
+  });
+  updates.push(() => (preset.disabled = !editor.editable));
+  return make("div", { class: "h3-mask-bar" },
+    make("div", { class: "h3-mask-group" },
+      act("↶", "Undo (Ctrl+Z)", () => editor.undo(), () => editor.history.past.length > 0),
+      act("↷", "Redo (Ctrl+Shift+Z)", () => editor.redo(), () => editor.history.future.length > 0),
+      act("invert", "Regenerate what was kept and keep what was regenerated, of the picture (I)", () => editor.commit(invertPicture(editor.document))),
+      act("clear", "Take all layers and runs away: everything is kept", () => editor.commit(clearAll(editor.document))),
+      act("fill frame", "Regenerate the whole picture of this token", () => fill(snapSpan("video", editor.frame, editor.frame + 1, editor.frames))),
+      act("fill range", "Regenerate the whole picture of the marked frames (drag over “tokens” to mark)",
+        () => state.marked && fill(state.marked), () => state.marked !== null)),
+    make("div", { class: "h3-mask-group" }, preset, make("label", { title: "Seconds of the preset" }, seconds, "s")),
+    choice(updates, { name: "overlay", title: "Cells: exactly what will be regenerated. Paint: the shapes",
+      options: [["cells", "cells"], ["paint", "paint"], ["off", "off"]], get: () => state.overlay, set: (overlay) => editor.show({ overlay }) }),
+    toggle(updates, button("grid", "The model's squares of 32 pixels (G)", () => editor.show({ grid: !state.grid })), () => state.grid),
+    toggle(updates, button("onion", "The tokens before and after, faintly (O)", () => editor.show({ onion: !state.onion })), () => state.onion),
+    toggle(updates, button("before | after", "Source on the left, result of the last run on the right; drag the line", () => editor.show({ comparing: !state.comparing }), { "data-action": "compare" }),
+      () => state.comparing, () => editor.result !== null),
+    button("run up to here", "Run what leads to this node, to see the frames", () => editor.host.run(), { "data-action": "run" }),
+  );
+}
+
+/** @param {MaskEditor} editor @param {Preset} preset @param {number} seconds */
+function usePreset(editor, preset, seconds) {
+  let document = applyPreset(editor.document, preset, { frames: editor.frames, seconds });
+  if (preset !== "box") return editor.commit(document);
+  const id = freeId(document, "rect");
+  document = addLayer(document, {
+    id, name: "box", kind: "rect", mode: "paint", enabled: true, size: 64, softness: 0, strength: 1,
+    range: [0, editor.frames], interpolate: "linear", keys: [{ frame: 0, points: [[0.25, 0.25], [0.75, 0.75]] }], file: "",
+  });
+  editor.show({ selected: id, tool: "move" });
+  editor.commit(document);
+}
+
+/** @param {MaskEditor} editor @param {Update[]} updates */
+function noticeBar(editor, updates) {
+  const text = make("span", {});
+  const adopt = button("move the edit to this latent", "Coordinates stay, sizes follow, what lies behind the end is cut", () => editor.adopt());
+  const bar = make("div", { class: "h3-mask-notice", role: "alert", "data-part": "notice" }, text, " ", adopt);
+  updates.push(() => {
+    const mismatch = editor.problem ? "" : editor.mismatch();
+    const said = editor.problem ? `Read-only: ${editor.problem}` : mismatch;
+    bar.hidden = !said;
+    adopt.hidden = !mismatch;
+    if (text.textContent !== said) text.textContent = said;
+  });
+  return bar;
+}
+
+/** @param {MaskEditor} editor @param {Update[]} updates */
+function playBar(editor, updates) {
+  const { state } = editor;
+  const play = button("▶", "Play (Space)", () => editor.play(), { "data-action": "play" });
+  const where = make("span", { class: "h3-mask-where", "data-part": "where" });
+  const scrub = make("input", { type: "range", min: "0", value: "0", "aria-label": "Frame", title: "Frame", style: "flex:1;width:auto",
+    input: () => editor.goTo(Number(scrub.value)) });
+  scrub.setAttribute("style", "flex: 1; min-width: 80px");
+  updates.push(() => {
+    play.textContent = state.playing ? "❚❚ pause" : "▶ play";
+    scrub.max = String(editor.frames - 1);
+    scrub.value = String(state.frame);
+    const token = tokenOfFrame(state.frame);
+    const [first, last] = [tokenStart(token), tokenStart(token + 1) - 1];
+    where.textContent = `frame ${state.frame} of ${editor.frames} · ${(state.frame / 24).toFixed(2)} s · token ${token} (` +
+      (first === last ? `frame ${first})` : `frames ${first}–${last})`);
+  });
+  return make("div", { class: "h3-mask-bar" },
+    make("div", { class: "h3-mask-group" },
+      button("«", "One token back (Shift+←)", () => editor.goToToken(-1)),
+      button("‹", "One frame back (←)", () => editor.goTo(state.frame - 1)),
+      play,
+      button("›", "One frame on (→)", () => editor.goTo(state.frame + 1)),
+      button("»", "One token on (Shift+→)", () => editor.goToToken(1))),
+    scrub,
+    where,
+  );
+}

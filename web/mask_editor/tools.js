@@ -1,0 +1,236 @@
+// What the pointer does on the picture: brush, eraser, rectangle, ellipse, lasso, moving the chosen layer; pan and zoom, the
+// wipe between source and result. The pointer is captured from press to release; pen pressure scales the brush.
+
+import { addLayer, changeLayer, freeId, putKey, transformLayer } from "./edits.js";
+import { pointOf, resample } from "./document.js";
+import { panBy, toFractions, zoomAt } from "./viewport.js";
+import { pointOn } from "./dom.js";
+
+/** @typedef {import("./editor.js").MaskEditor} MaskEditor */
+/** @typedef {import("./document.js").Layer} Layer */
+/** @typedef {import("./document.js").Point} Point */
+/** @typedef {import("./document.js").MaskDocument} MaskDocument */
+/** @typedef {"brush" | "erase" | "rect" | "ellipse" | "lasso" | "move"} Tool */
+/** @typedef {{ kind: "draw" | "move" | "pan" | "wipe", points: Point[], document: MaskDocument, last: [number, number] }} Gesture */
+
+const NEAR = 1.5; // pixels of the canvas between two points of a stroke, at least
+const SLACK = 0.75; // pixels of the canvas by which a finished path may differ from the hand's
+const MIN_SIDE = 2; // pixels of the canvas
+const WIPE_REACH = 8;
+const WHEEL = 1.0015;
+
+/** @type {Record<Tool, Layer["kind"]>} */
+const KIND = { brush: "stroke", erase: "stroke", rect: "rect", ellipse: "ellipse", lasso: "polygon", move: "rect" };
+
+/**
+ * Listen to the pointer on the picture.
+ * @param {MaskEditor} editor
+ * @param {HTMLCanvasElement} canvas
+ */
+export function listenToPicture(editor, canvas) {
+  /** @type {Gesture | null} */
+  let gesture = null;
+  canvas.addEventListener("pointerdown", (event) => {
+    const kind = gestureOf(editor, canvas, event);
+    if (!kind || gesture) return;
+    event.preventDefault();
+    canvas.setPointerCapture(event.pointerId);
+    gesture = { kind, points: [], document: editor.document, last: pointOn(canvas, event) };
+    if (kind === "draw") draw(editor, canvas, gesture, [event]);
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    editor.pointAt(pointOn(canvas, event));
+    if (!gesture) return;
+    if (gesture.kind === "draw") draw(editor, canvas, gesture, event.getCoalescedEvents?.() ?? [event]);
+    else drag(editor, gesture, pointOn(canvas, event), event.altKey);
+  });
+  canvas.addEventListener("pointerup", (event) => {
+    if (canvas.hasPointerCapture(event.pointerId)) canvas.releasePointerCapture(event.pointerId);
+    if (gesture?.kind === "draw") finish(editor, gesture);
+    else if (gesture?.kind === "move") editor.settle();
+    gesture = null;
+  });
+  canvas.addEventListener("pointercancel", () => {
+    if (gesture) editor.drop();
+    gesture = null;
+  });
+  canvas.addEventListener("pointerleave", () => editor.pointAt(null));
+  canvas.addEventListener("contextmenu", (event) => event.preventDefault());
+  canvas.addEventListener("wheel", (event) => wheel(editor, canvas, event), { passive: false });
+}
+
+/**
+ * @param {MaskEditor} editor
+ * @param {HTMLCanvasElement} canvas
+ * @param {PointerEvent} event
+ * @returns {Gesture["kind"] | null}
+ */
+function gestureOf(editor, canvas, event) {
+  if (event.button === 1 || event.button === 2) return "pan";
+  if (event.button !== 0) return null;
+  const [x] = pointOn(canvas, event);
+  const box = editor.box();
+  if (editor.comparing && Math.abs(x - box.left - editor.wipe * box.width) < WIPE_REACH) return "wipe";
+  if (!editor.editable) return null;
+  if (editor.tool === "move") return editor.layer ? "move" : null;
+  return "draw";
+}
+
+/**
+ * @param {MaskEditor} editor
+ * @param {HTMLCanvasElement} canvas
+ * @param {WheelEvent} event
+ */
+function wheel(editor, canvas, event) {
+  event.preventDefault();
+  event.stopPropagation();
+  const [x, y] = pointOn(canvas, event);
+  if (event.altKey && editor.layer && editor.editable && editor.tool === "move") {
+    return editor.changeSelected((layer) => transformLayer(layer, editor.frame, editor.canvas, { factor: WHEEL ** -event.deltaY }), "scale");
+  }
+  const screen = { width: canvas.clientWidth, height: canvas.clientHeight };
+  editor.show({ view: zoomAt(editor.view, WHEEL ** -event.deltaY, { x, y, screen, picture: editor.size }) });
+}
+
+/**
+ * @param {MaskEditor} editor
+ * @param {Gesture} gesture
+ * @param {[number, number]} at
+ * @param {boolean} scaling
+ */
+function drag(editor, gesture, at, scaling) {
+  const box = editor.box();
+  const [dx, dy] = [at[0] - gesture.last[0], at[1] - gesture.last[1]];
+  gesture.last = at;
+  if (gesture.kind === "pan") return editor.show({ view: panBy(editor.view, box, dx, dy) });
+  if (gesture.kind === "wipe") return editor.show({ wipe: Math.min(1, Math.max(0, (at[0] - box.left) / box.width)) });
+  const by = scaling ? { factor: 1.01 ** dx } : { dx: dx / box.width, dy: dy / box.height };
+  const { canvas, frame } = editor;
+  editor.preview(changeLayer(editor.document, editor.selected ?? "", (layer) => transformLayer(layer, frame, canvas, by)));
+}
+
+/**
+ * Take the pointer's new places and show the shape so far.
+ * @param {MaskEditor} editor
+ * @param {HTMLCanvasElement} canvas
+ * @param {Gesture} gesture
+ * @param {PointerEvent[]} events
+ */
+function draw(editor, canvas, gesture, events) {
+  const box = editor.box();
+  const { width, height } = editor.canvas;
+  for (const event of events) {
+    const [x, y] = toFractions(box, ...pointOn(canvas, event));
+    const pressure = event.pointerType === "pen" ? Math.max(0.05, event.pressure) : 1;
+    const point = pointOf(x, y, pressure);
+    const last = gesture.points.at(-1);
+    const far = !last || Math.hypot((x - last[0]) * width, (y - last[1]) * height) >= NEAR;
+    if (far) gesture.points.push(point);
+  }
+  const shape = shapeOf(editor.tool, gesture.points);
+  if (shape) editor.preview(placed(editor, gesture.document, shape));
+}
+
+/**
+ * Return the points of a shape under way, or null while it is none.
+ * @param {Tool} tool
+ * @param {Point[]} points
+ * @returns {Point[] | null}
+ */
+function shapeOf(tool, points) {
+  if (tool === "brush" || tool === "erase") return [...points];
+  if (tool === "lasso") return points.length > 2 ? [...points] : null;
+  const last = points.at(-1);
+  return points.length > 1 && last ? [[points[0][0], points[0][1]], [last[0], last[1]]] : null;
+}
+
+/**
+ * @param {MaskEditor} editor
+ * @param {Gesture} gesture
+ */
+function finish(editor, gesture) {
+  const shape = shapeOf(editor.tool, gesture.points);
+  const { width, height } = editor.canvas;
+  const small = !shape || (shape.length === 2 && KIND[editor.tool] !== "stroke"
+    && Math.max(Math.abs(shape[0][0] - shape[1][0]) * width, Math.abs(shape[0][1] - shape[1][1]) * height) < MIN_SIDE);
+  if (small) return editor.drop();
+  const path = KIND[editor.tool] === "stroke" || editor.tool === "lasso" ? thinned(shape, width, height) : shape;
+  const enough = editor.tool !== "lasso" || path.length > 2;
+  const document = placed(editor, gesture.document, enough ? path : shape);
+  if (!editor.reshaping) editor.show({ selected: document.layers.at(-1)?.id ?? null });
+  editor.commit(document);
+}
+
+/**
+ * Return the document with the shape: a new layer, or the chosen layer's shape at this frame.
+ * @param {MaskEditor} editor
+ * @param {MaskDocument} document
+ * @param {Point[]} points
+ */
+function placed(editor, document, points) {
+  const kind = KIND[editor.tool];
+  const { layer, frame, canvas } = editor;
+  if (editor.reshaping && layer) {
+    const first = layer.keys.find((key) => key.points)?.points ?? [];
+    const closed = layer.kind === "polygon";
+    const even = layer.kind === "rect" || layer.kind === "ellipse" ? bounds(points) : resample(points, first.length, { closed, canvas });
+    return changeLayer(document, layer.id, (old) => putKey(old, { frame, points: even, offset: [0, 0], scale: 1 }));
+  }
+  /** @type {Layer} */
+  const made = {
+    id: freeId(document, kind),
+    name: "",
+    kind,
+    mode: editor.tool === "erase" || editor.erasing ? "erase" : "paint",
+    enabled: true,
+    size: editor.brush.size,
+    softness: editor.brush.softness,
+    strength: editor.brush.strength,
+    range: editor.lives(),
+    interpolate: "linear",
+    keys: [{ frame, points }],
+    file: "",
+  };
+  return addLayer(document, made);
+}
+
+/** @param {Point[]} points @returns {Point[]} */
+function bounds(points) {
+  const [xs, ys] = [points.map((point) => point[0]), points.map((point) => point[1])];
+  return [[Math.min(...xs), Math.min(...ys)], [Math.max(...xs), Math.max(...ys)]];
+}
+
+/**
+ * Return the path without the points that lie on the way between their neighbours (Douglas and Peucker's rule).
+ * @param {Point[]} points
+ * @param {number} width
+ * @param {number} height
+ * @returns {Point[]}
+ */
+function thinned(points, width, height) {
+  const keep = new Set([0, points.length - 1]);
+  /** @type {[number, number][]} */
+  const parts = [[0, points.length - 1]];
+  for (let part = parts.pop(); part; part = parts.pop()) {
+    const [first, last] = part;
+    let [worst, most] = [-1, SLACK];
+    for (let i = first + 1; i < last; i++) {
+      const off = distance(points[i], points[first], points[last], width, height);
+      if (off > most) [worst, most] = [i, off];
+    }
+    if (worst < 0) continue;
+    keep.add(worst);
+    parts.push([first, worst], [worst, last]);
+  }
+  return points.filter((_, i) => keep.has(i));
+}
+
+/** @param {Point} p @param {Point} a @param {Point} b @param {number} width @param {number} height */
+function distance(p, a, b, width, height) {
+  const [dx, dy] = [(b[0] - a[0]) * width, (b[1] - a[1]) * height];
+  const [px, py] = [(p[0] - a[0]) * width, (p[1] - a[1]) * height];
+  const along = dx * dx + dy * dy;
+  const u = along ? Math.min(1, Math.max(0, (px * dx + py * dy) / along)) : 0;
+  const pressure = Math.abs((p[2] ?? 1) - ((a[2] ?? 1) + ((b[2] ?? 1) - (a[2] ?? 1)) * u));
+  return Math.hypot(px - u * dx, py - u * dy) + 20 * pressure;
+}

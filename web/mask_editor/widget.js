@@ -1,0 +1,176 @@
+// The editor on its node: in place of the text of the widget `document`, inline or over the whole page. The widget's text is
+// the only thing that is saved; the editor follows it when a file is opened, a tab comes back or ComfyUI undoes.
+
+import { make } from "./dom.js";
+import { MaskEditor } from "./editor.js";
+import { downstream, resultInGraph, sizeInGraph, sourceInGraph, stepsInGraph } from "./graph.js";
+
+/** @typedef {import("../../../scripts/app.js").GraphNode} GraphNode */
+/** @typedef {import("../../../scripts/app.js").App} App */
+/** @typedef {import("./cells.js").Size} Size */
+/** @typedef {import("./frames.js").Source} Source */
+/**
+ * What the node left of its last run.
+ * @typedef {{ key: string | null, mask?: string | null, canvas: Size, sampling: { seconds: number, steps: number } | null }} Shown
+ */
+
+export const NODE = "H3EngineLatentMask";
+const SIZE = /** @type {const} */ ([840, 960]);
+const MIN_HEIGHT = 560;
+const MIN_WIDTH = 520;
+const FOLDER = "h3_masks";
+
+/** Editors by their node, for tests and for other scripts of the page. @type {WeakMap<GraphNode, MaskEditor>} */
+const editors = new WeakMap();
+
+/** @param {GraphNode} node */
+export function editorOf(node) {
+  return editors.get(node) ?? null;
+}
+
+/**
+ * Put an editor on a new node.
+ * @param {GraphNode} node
+ * @param {App} app
+ */
+export function attachEditor(node, app) {
+  const text = node.widgets?.find((widget) => widget.name === "document");
+  if (!text || !node.addDOMWidget) return;
+  text.hidden = true;
+  text.options = { ...text.options, hidden: true };
+  // Nor does it take room; some versions lay out what is hidden.
+  Object.assign(text, { computeLayoutSize: () => ({ minHeight: 0, maxHeight: 0, minWidth: 0 }), computeSize: () => [0, -4] });
+  const place = make("div", { class: "h3-mask-place", "data-capture-wheel": "true" });
+  place.style.cssText = `width: 100%; height: 100%; min-height: ${MIN_HEIGHT}px;`;
+  const away = make("div", { class: "h3-mask-away" }, "The editor is open in full screen.");
+  const over = make("div", { class: "h3-mask-full" });
+  /** @type {Shown | null} */
+  let shown = null;
+  const editor = new MaskEditor({
+    save: (value) => {
+      text.value = value;
+      node.graph?.setDirtyCanvas?.(true, true);
+      app.extensionManager?.workflow?.activeWorkflow?.changeTracker?.checkState();
+    },
+    url: (route) => app.api.apiURL(route),
+    size: () => sizeInGraph(node) ?? shown?.canvas ?? null,
+    source: (gone) => (shown?.key && shown.key !== gone ? { key: shown.key } : sourceInGraph(node)),
+    result: () => resultInGraph(node, app.nodeOutputs ?? {}),
+    seconds: () => estimate(node, shown),
+    run: () => void app.queuePrompt(0, 1, [String(node.id)]),
+    upload: (files) => upload(app, files),
+    full: (full) => showFull(editor, { full, place, away, over }),
+  });
+  editors.set(node, editor);
+  place.append(editor.root);
+  const widget = node.addDOMWidget("mask_editor", "h3_mask_editor", place, {
+    serialize: false, hideOnZoom: false, getMinHeight: () => MIN_HEIGHT, margin: 6,
+  });
+  widget.serialize = false;
+  Object.assign(widget, { computeLayoutSize: () => ({ minHeight: MIN_HEIGHT, minWidth: MIN_WIDTH }) });
+  node.setSize?.([Math.max(node.size?.[0] ?? 0, SIZE[0]), Math.max(node.size?.[1] ?? 0, SIZE[1])]);
+  const take = () => {
+    place.dataset.node = String(node.id);
+    const output = /** @type {{ h3_mask?: Shown[] } | undefined} */ (app.nodeOutputs?.[String(node.id)]);
+    shown = output?.h3_mask?.[0] ?? shown;
+    editor.rasters.connect(shown?.mask ? { key: shown.mask } : null);
+    editor.load(typeof text.value === "string" ? text.value : "");
+    editor.refresh();
+  };
+  follow(node, app, take, editor, (output) => (shown = output), over);
+  for (const wait of [50, 400]) setTimeout(() => takeOver(place), wait);
+}
+
+/**
+ * Put the editor where the page still shows the one of a node that is gone: Vue nodes of the same id are kept when ComfyUI
+ * undoes or a tab comes back, with the elements that they were made with.
+ * @param {HTMLElement} place
+ */
+function takeOver(place) {
+  if (place.isConnected || !place.dataset.node) return;
+  document.querySelector(`.h3-mask-place[data-node="${CSS.escape(place.dataset.node)}"]`)?.replaceWith(place);
+}
+
+/**
+ * Follow what happens to the node.
+ * @param {GraphNode} node
+ * @param {App} app
+ * @param {() => void} take what the node holds now
+ * @param {MaskEditor} editor
+ * @param {(shown: Shown) => void} remember
+ * @param {HTMLElement} over
+ */
+function follow(node, app, take, editor, remember, over) {
+  const { onConfigure, onExecuted, onConnectionsChange, onRemoved } = node;
+  node.onConfigure = function (saved) {
+    onConfigure?.call(this, saved);
+    take();
+  };
+  node.onExecuted = function (output) {
+    onExecuted?.call(this, output);
+    const found = /** @type {Shown[] | undefined} */ (output.h3_mask)?.[0];
+    if (found) remember(found);
+    take();
+  };
+  node.onConnectionsChange = function (...change) {
+    onConnectionsChange?.apply(this, change);
+    requestAnimationFrame(take);
+  };
+  /** @param {Event} event */
+  const executed = (event) => {
+    const id = String(/** @type {CustomEvent} */ (event).detail?.node ?? "");
+    if (downstream(node).some((other) => String(other.id) === id)) requestAnimationFrame(take);
+  };
+  app.api.addEventListener("executed", executed);
+  // A change elsewhere in the graph (another size, another file) shows once the pointer comes back.
+  const look = () => editor.refresh();
+  editor.root.addEventListener("pointerenter", look);
+  node.onRemoved = function () {
+    onRemoved?.call(this);
+    app.api.removeEventListener("executed", executed);
+    over.remove();
+    editor.close();
+  };
+  requestAnimationFrame(take);
+}
+
+/**
+ * Move the editor to the whole page, or back into its node.
+ * @param {MaskEditor} editor
+ * @param {{ full: boolean, place: HTMLElement, away: HTMLElement, over: HTMLElement }} places
+ */
+function showFull(editor, { full, place, away, over }) {
+  if (full) {
+    place.replaceChildren(away);
+    over.replaceChildren(editor.root);
+    document.body.append(over);
+  } else {
+    over.remove();
+    place.replaceChildren(editor.root);
+  }
+  editor.root.focus({ preventScroll: true });
+}
+
+/**
+ * Return about how many seconds sampling will take: the last run's, by steps.
+ * @param {GraphNode} node
+ * @param {Shown | null} shown
+ */
+function estimate(node, shown) {
+  const last = shown?.sampling;
+  return last ? (last.seconds * (stepsInGraph(node) ?? last.steps)) / Math.max(1, last.steps) : null;
+}
+
+/**
+ * Put a mask's file into ComfyUI's input folder and return its name there.
+ * @param {App} app
+ * @param {File[]} files the first is taken
+ */
+async function upload(app, [file]) {
+  const body = new FormData();
+  body.append("image", file);
+  body.append("subfolder", FOLDER);
+  const answer = await app.api.fetchApi("/upload/image", { method: "POST", body });
+  const { name, subfolder } = await answer.json();
+  return subfolder ? `${subfolder}/${name}` : name;
+}
