@@ -214,7 +214,12 @@ def _check_options(options: ModelOptions, stages: tuple[str, ...], *, needed: li
 def _check_folders(folder: Path, options: ModelOptions, folders: Mapping[str, Path]) -> None:
     for name in options.component_dirs:
         if not folders[name].is_dir():
-            raise missing(folders[name], f"The folder given for {name} does not exist.", field="component_dir")
+            raise missing(
+                folders[name],
+                f"The folder given for {name} does not exist.",
+                field="component_dir",
+                remedy=f"Give the folder of its config.json, or leave --component-dir {name}=… out.",
+            )
     absent = [f"{name}/" for name, path in folders.items() if not path.is_dir()]
     if absent:
         raise missing(folder, f"The model folder lacks {', '.join(absent)}.")

@@ -127,14 +127,16 @@ def _read_headers(file: Path, shown: str) -> dict[str, TensorInfo]:
         raise invalid(shown, None, f"{shown} is not a whole safetensors file: {error}") from error
 
 
-def missing(where: Path, message: str, *, field: str = "model") -> ConfigError:
+def missing(where: Path, message: str, *, field: str = "model", remedy: str | None = None) -> ConfigError:
     """Return the error for something that is not there; ``field``: the option that says where to look."""
     return ConfigError(
         "checkpoint_missing",
         message,
         field=field,
         value=str(where),
-        remedy="Point --model at a whole MiniMax-H3 checkpoint in diffusers' layout, or make one with make-tiny.",
+        remedy=remedy
+        or "Point --model at a whole MiniMax-H3 checkpoint in diffusers' layout, serve with --stages only what a part of "
+        "one is enough for, or make one with make-tiny.",
     )
 
 

@@ -19,7 +19,7 @@ from . import env
 from .cli_edit import add_edit_arguments, edit_of_arguments
 from .cli_latents import LatentsKeeper, add_keep_latents, add_latents, latents_of
 from .cli_media import add_media_arguments, media_of_arguments
-from .cli_output import ProgressBar, say, tell
+from .cli_output import ProgressBar, numbered, say, tell
 from .client import EngineClient
 from .config import DEFAULT_PORT, absolute_path
 from .contract.errors import ConfigError, EngineDeadError
@@ -172,13 +172,6 @@ async def generate(
         for made, path in zip(videos, paths, strict=True):
             made.replace(path)
     return paths
-
-
-def numbered(output: Path, count: int) -> list[Path]:
-    """Return the paths of ``count`` files: ``output`` itself, or ``output`` with -1, -2, … before its suffix."""
-    if count == 1:
-        return [output]
-    return [output.with_name(f"{output.stem}-{number}{output.suffix}") for number in range(1, count + 1)]
 
 
 async def _wait_until_loaded(client: EngineClient, bar: ProgressBar) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .cli_output import tell
+from .cli_output import numbered, tell
 from .config import absolute_path
 from .contract.errors import ConfigError, RequestError
 from .contract.latent_file import read_latent_header
@@ -94,8 +94,7 @@ class LatentsKeeper:
         target = self._wanted or (None if error is None else self._spare)
         if target is None:
             return
-        for number, path in enumerate(self._arrived, start=1):
-            place = target if number == 1 else target.with_name(f"{number}-{target.name}")
+        for path, place in zip(self._arrived, numbered(target, len(self._arrived)), strict=True):
             shutil.move(path, place)
             again = "" if error is None else f"; decode them alone: h3-engine decode --latents {place}"
             tell(f"the sampled latents are in {place}{again}")

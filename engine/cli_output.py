@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from .contract.words import bytes_in_words
@@ -85,3 +86,10 @@ class ProgressBar:
         if self._open:
             tell("")
             self._open = False
+
+
+def numbered(output: Path, count: int) -> list[Path]:
+    """Return the paths of ``count`` files: ``output`` itself, or ``output`` with -1, -2, … before its suffix."""
+    if count == 1:
+        return [output]
+    return [output.with_name(f"{output.stem}-{number}{output.suffix}") for number in range(1, count + 1)]

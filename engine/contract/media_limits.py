@@ -213,7 +213,7 @@ def guide_length(found: int, *, start: int, frames: int, path: str) -> int:
             f"A guide of {length} frames at frame {start} does not fit in the video's {frames} frames.",
             field=f"{path}.media",
             value=found,
-            remedy=f"Cut it to {fits} frames, or start it at frame {max(0, frames - length)} or before."
+            remedy=f"Cut it to {fits} frames, or start it at frame {max(0, frames - length)}."
             if length <= frames
             else f"Cut it to {fits} frames.",
         )
