@@ -248,10 +248,11 @@ def with_latents(error: EngineError, job: Job) -> EngineError:
         return error
     # An error may end several jobs.
     told = error_from_dict(error.to_dict())
-    told.details = {**told.details, "latents": job.latents_path}
+    last = len(job.latents) - 1
+    # Of several outputs the last one sampled is the one that was being decoded.
+    where = f"{job.latents_path}?output={last}" if last else job.latents_path
+    told.details = {**told.details, "latents": where}
     if not isinstance(told, JobCancelled):
-        remedy = (
-            f"The sampled latents are kept at {job.latents_path}: h3-engine decode, or the task decode, takes them."
-        )
+        remedy = f"The sampled latents are kept at {where}: h3-engine decode, or the task decode, takes them."
         told.remedy = f"{told.remedy or ''} {remedy}".lstrip()
     return told

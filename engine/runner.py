@@ -297,6 +297,8 @@ class _Job:
             conditions = self._share(self._encode_conditions(media, quiet=False), media)
             edit = self._edit(request, inputs)
             told = tell_of(edit, frames=request.frames or 0, outputs=self._outputs)
+            # What all ranks refuse alike from here on, before the first step, costs nobody a group.
+            self._meet(quiet=True)
             return self._make_outputs(PromptEmbeds(**shared), conditions, request, noise, edit) | told
 
     def _edit(self, request: Generate, inputs: Mapping[str, Path]) -> Edit | None:

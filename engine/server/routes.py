@@ -79,14 +79,16 @@ async def get_result(request: web.Request) -> web.StreamResponse:
     job, number = _job_of(request), _output_of(request)
     result = job.results.get(number)
     if job.state == "done" and result is None and job.results:
+        last = len(job.results) - 1
         raise RequestError(
             "out_of_range",
             f"The job made {len(job.results)} MP4 files.",
             field="output",
             value=number,
-            remedy=f"Use 0 to {len(job.results) - 1}.",
+            remedy=f"Use 0 to {last}." if last else "Leave it out.",
         )
-    if job.state != "done" or result is None or not result.is_file():
+    # What was made before a later output failed is there all the same.
+    if result is None or not result.is_file():
         limits = request.app[CONTROLLER].config.limits
         remedy = "Ask again when it is done." if not job.over else f"The last {limits.keep_results} results are kept."
         raise RequestError(
