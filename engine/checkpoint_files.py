@@ -135,8 +135,8 @@ def missing(where: Path, message: str, *, field: str = "model", remedy: str | No
         field=field,
         value=str(where),
         remedy=remedy
-        or "Point --model at a whole MiniMax-H3 checkpoint in diffusers' layout, serve with --stages only what a part of "
-        "one is enough for, or make one with make-tiny.",
+        or "Point --model at a whole MiniMax-H3 checkpoint in diffusers' layout, serve with --stages only what a part "
+        "of one is enough for, or make one with make-tiny.",
     )
 
 
