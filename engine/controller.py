@@ -410,15 +410,15 @@ class Controller:
             self.stats.gather_workspace_bytes = message["gather_workspace_bytes"]
             error = self._failure or (error_from_dict(message["error"]) if message["error"] else None)
             job.ranks_done = True
-            if message["restarting"]:
-                # `fleet_lost` follows when rank 0 has left.
-                self._restarting()
             error = error or await finish_movies(job)
             if job is self._running:
                 self._running = None
                 if error is None:
                     self.cache.keep(job, message["facts"])
                 self._end(job, error, message["facts"])
+                if message["restarting"]:
+                    # Only after an error, so that nothing was awaited. `fleet_lost` follows when rank 0 has left.
+                    self._restarting()
                 self._start_next()
 
     async def _give(self, job: Job, message: dict[str, Any], path: Path) -> None:

@@ -233,7 +233,7 @@ async def test_files_go_when_their_time_is_over_and_the_last_results_stay(contro
         job = submit(controller, owner=object())
         latents = job.folder / "latents"
         latents.write_bytes(b"x")
-        message = {"op": "output", "job_id": job.id, "name": "latents", "index": 0, "last": True}
+        message = {"op": "output", "output": 0, "job_id": job.id, "name": "latents", "index": 0, "last": True}
         await controller.fleet_said({**message, "format": "safetensors", "path": str(latents)})
         videos.append(await give_video(controller, job))
         await end(controller, job)

@@ -136,18 +136,18 @@ def encoding(rank: Rank) -> None:
 def media(rank: Rank) -> None:
     """The stage: one rank's latents on any number of ranks, or by the leader alone; all ranks meet as often."""
     generator = torch.Generator().manual_seed(5)
-    picture, film = (torch.randint(0, 256, (n, *MANY, 3), generator=generator, dtype=torch.uint8) for n in (1, 22))
+    picture, film = (torch.randint(0, 256, (n, *TWO, 3), generator=generator, dtype=torch.uint8) for n in (1, 22))
     asked = [Prepared(picture), Prepared(film, torch.rand((2, 900), generator=generator)), Prepared(film[:5])]
     without = rank.models if rank.first else replace(rank.models, vae=None)
     encoded: list[int] = []
     handle = rank.models.vae.encoder.register_forward_pre_hook(lambda *_: encoded.append(1))
     found = []
-    # Nine tiles; the film is two clips.
+    # Two tiles; the film is two clips.
     for models, options, weights, counts in (
-        (without, {"vae_on_one_rank": True}, WEIGHTS[1], [36, 0, 0]),
-        (rank.models, {"media_encode": "leader"}, WEIGHTS[3], [36, 0, 0]),
-        (rank.models, {}, WEIGHTS[2], [19, 17, 0]),
-        (rank.models, {}, WEIGHTS[3], [12, 12, 12]),
+        (without, {"vae_on_one_rank": True}, WEIGHTS[1], [8, 0, 0]),
+        (rank.models, {"media_encode": "leader"}, WEIGHTS[3], [8, 0, 0]),
+        (rank.models, {}, WEIGHTS[2], [4, 4, 0]),
+        (rank.models, {}, WEIGHTS[3], [4, 3, 1]),
     ):
         crew = build_crew(models, rank.mesh, VaeOptions(vae_tile=64, vae_tile_overlap=16, **options))
         calls = stages.Calls()
