@@ -5,6 +5,7 @@ const CSS = `
   height: 100%; min-height: 0; box-sizing: border-box; padding: 4px; outline: none; font: 12px/1.35 sans-serif;
   color: var(--input-text, #ddd); background: var(--comfy-menu-bg, #353535); border: 1px solid var(--h3-line);
   border-radius: 6px; user-select: none; -webkit-user-select: none; container-type: inline-size; overflow: hidden; }
+.isLOD .lg-node-widgets .h3-mask-place { pointer-events: auto; }
 .h3-mask:focus-visible, .h3-mask :focus-visible { outline: 2px solid #5b9dff; outline-offset: -2px; }
 .h3-mask-bar { display: flex; flex-wrap: wrap; gap: 3px 6px; align-items: center; }
 .h3-mask-group { display: flex; flex-wrap: wrap; gap: 2px; align-items: center; }
