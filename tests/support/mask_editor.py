@@ -200,10 +200,17 @@ class EditorPage:
 
     def run(self, *, seconds: float = 120) -> None:
         """Press Run and wait for its end."""
+        self._run("() => app.queuePrompt(0, 1)", seconds)
+
+    def run_up_to_here(self, *, seconds: float = 120) -> None:
+        """Press the editor's button that runs what leads to its node, and wait for its end."""
+        self._run("() => document.querySelector('.h3-mask [data-action=run]').click()", seconds)
+
+    def _run(self, press: str, seconds: float) -> None:
         listen = """() => { window.seen = []; for (const kind of ['success', 'error', 'interrupted'])
             app.api.addEventListener('execution_' + kind, (event) => window.seen.push([kind, event.detail])); }"""
         self.page.evaluate(listen)
-        self.page.evaluate("() => app.queuePrompt(0, 1)")
+        self.page.evaluate(press)
         self.page.wait_for_function("() => window.seen.length", timeout=seconds * 1000)
         assert self.page.evaluate("() => window.seen[0][0]") == "success", self.page.evaluate("() => window.seen[0][1]")
 
