@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..engine.contract.geometry import AUDIO_LATENTS_PER_SECOND
-from ..engine.contract.messages import Event, Queued, StageStarted, Step
+from ..engine.contract.messages import Event, Queued, StageFinished, StageStarted, Step
 from ..engine.contract.words import bytes_in_words
 
 _STAGES = {
@@ -46,6 +46,8 @@ def event_text(event: Event) -> str | None:
         return reason and f"Waiting, number {event.position} in the queue: {reason}"
     if isinstance(event, StageStarted):
         return _STAGES.get(event.stage, event.stage)
+    if isinstance(event, StageFinished) and event.cached:
+        return f"{_STAGES.get(event.stage, event.stage)}: known already"
     if isinstance(event, Step):
         left = f", {_clock(event.remaining_seconds)} left" if event.step < event.total else ""
         unit = "step" if event.stage == "denoise" else "part"

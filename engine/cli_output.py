@@ -51,6 +51,8 @@ class ProgressBar:
             self._show(0.0, known.get(event["reason"], words), lasting=True)
         elif kind == "stage_started":
             self._show(event["progress"], event["stage"], lasting=True)
+        elif kind == "stage_finished" and event.get("cached"):
+            self._show(event["progress"], f"{event['stage']}: known already", lasting=True)
         elif kind == "step":
             left = f"{event['remaining_seconds']:.0f} s left"
             self._show(event["progress"], f"{event['stage']} {event['step']}/{event['total']}, {left}", lasting=False)

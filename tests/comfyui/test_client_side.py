@@ -129,6 +129,13 @@ def test_a_step_shows_what_is_left(module: Any) -> None:
     assert texts.event_text(messages.Step("denoise", 50, 50, 0.0, 1.0)) == "Sampling: step 50 of 50"
 
 
+def test_a_stage_that_was_run_before_is_told(module: Any) -> None:
+    messages, texts = module("engine.contract.messages"), module("comfy_h3.texts")
+    known = messages.StageFinished("encode_prompt", 0.0, 0.1, cached=True)
+    assert texts.event_text(known) == "Encoding the prompt: known already"
+    assert texts.event_text(messages.StageFinished("encode_prompt", 2.0, 0.1)) is None
+
+
 def test_a_waiting_job_says_for_what(module: Any) -> None:
     messages, texts = module("engine.contract.messages"), module("comfy_h3.texts")
     assert texts.event_text(messages.Queued(2, "busy")) == (

@@ -204,7 +204,8 @@ async def test_a_composite_leaves_what_is_outside_of_the_mask(comfyui: ComfyUI) 
             },
         ),
     )
-    await finished(comfyui, prompt)
+    run = await finished(comfyui, prompt)
+    assert run.answer["node_errors"] == {}
     source, joined = stored(comfyui, "images")["value"], stored(comfyui, "joined")["value"]
     assert joined.shape == (FRAMES, 64, 64, 3)
     assert torch.equal(joined[:9], source[:9])

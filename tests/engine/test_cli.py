@@ -256,6 +256,14 @@ def test_what_is_told_after_the_bar_has_a_line_of_its_own(
     assert "denoise 1/2" in lines[3]
 
 
+def test_a_stage_that_was_known_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = ProgressBar()
+    bar.take({"type": "stage_finished", "stage": "encode_prompt", "seconds": 0.0, "progress": 0.1, "cached": True})
+    bar.take({"type": "stage_finished", "stage": "denoise", "seconds": 2.0, "progress": 0.9})
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("encode_prompt: known already")
+
+
 @pytest.mark.ranks
 class TestWithAnEngine:
     """Commands against the shared engine."""

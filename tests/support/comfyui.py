@@ -97,10 +97,17 @@ class ComfyUI:
 
     def engine_url(self) -> str:
         """Return the address of the one engine that this ComfyUI started."""
-        (pid,) = self.engine_pids()
-        connections = psutil.Process(pid).net_connections("tcp")
-        (port,) = {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
-        return f"http://127.0.0.1:{port}"
+        (url,) = self.engine_urls()
+        return url
+
+    def engine_urls(self) -> list[str]:
+        """Return the addresses of the engines that this ComfyUI started."""
+        urls = []
+        for pid in self.engine_pids():
+            connections = psutil.Process(pid).net_connections("tcp")
+            (port,) = {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
+            urls.append(f"http://127.0.0.1:{port}")
+        return urls
 
     def stop_engine_with(self, option: str) -> list[str]:
         """Stop the one engine that was started with ``option``, for tests that know one engine; return its command."""

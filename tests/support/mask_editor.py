@@ -32,6 +32,11 @@ _SHADED = f"""() => {{ const editor = {_EDITOR}, canvas = editor.panel.picture, 
         const [red, green] = context.getImageData(Math.floor(x), Math.floor(y), 1, 1).data;
         found.push(red - green); }}
     return [rows, columns, found]; }}"""
+_STILL = f"""async (scale) => {{ const {{ root }} = {_EDITOR};
+    const where = () => JSON.stringify(root.getBoundingClientRect());
+    const before = where();
+    for (let i = 0; i < 10; i++) await new Promise((done) => requestAnimationFrame(done));
+    return before === where() && Math.abs(root.getBoundingClientRect().width / root.offsetWidth - scale) < 0.01; }}"""
 _LEFT, _RIGHT = 52, 8
 """Pixels of the lanes beside the time."""
 LANE_AT = {"keys": 0.08, "video": 0.33, "audio0": 0.63, "bands": 0.9}
@@ -110,7 +115,7 @@ class EditorPage:
             app.graph.setDirtyCanvas(true, true); }}""",
             scale,
         )
-        self.page.wait_for_timeout(200)
+        self.page.wait_for_function(_STILL, arg=scale)
         self.settle()
 
     def settle(self) -> None:
@@ -195,10 +200,17 @@ class EditorPage:
 
     def run(self, *, seconds: float = 120) -> None:
         """Press Run and wait for its end."""
+        self._run("() => app.queuePrompt(0, 1)", seconds)
+
+    def run_up_to_here(self, *, seconds: float = 120) -> None:
+        """Press the editor's button that runs what leads to its node, and wait for its end."""
+        self._run("() => document.querySelector('.h3-mask [data-action=run]').click()", seconds)
+
+    def _run(self, press: str, seconds: float) -> None:
         listen = """() => { window.seen = []; for (const kind of ['success', 'error', 'interrupted'])
             app.api.addEventListener('execution_' + kind, (event) => window.seen.push([kind, event.detail])); }"""
         self.page.evaluate(listen)
-        self.page.evaluate("() => app.queuePrompt(0, 1)")
+        self.page.evaluate(press)
         self.page.wait_for_function("() => window.seen.length", timeout=seconds * 1000)
         assert self.page.evaluate("() => window.seen[0][0]") == "success", self.page.evaluate("() => window.seen[0][1]")
 

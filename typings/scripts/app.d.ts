@@ -45,6 +45,7 @@ export interface GraphNode {
   onExecuted?(output: Record<string, unknown>): void;
   onConnectionsChange?(...change: unknown[]): void;
   onRemoved?(): void;
+  onResize?(size: [number, number]): void;
 }
 
 interface Extension {
@@ -72,6 +73,7 @@ export const app: App;
 
 declare global {
   interface Window {
+    LiteGraph?: { vueNodesMode?: boolean };
     /** Set once our extension is set up. */
     h3Engine?: { ready: boolean; maskEditor(node: GraphNode): unknown };
   }

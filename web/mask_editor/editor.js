@@ -90,6 +90,7 @@ export class MaskEditor {
     this.lastPicture = null;
     this.drawing = 0;
     this.closed = false;
+    this.closing = new AbortController();
     this.rasters = new RasterStore(host.url, () => this.#changed());
     this.statistics = new Statistics(() => this.redraw());
     this.panel = buildPanel(this);
@@ -445,6 +446,7 @@ export class MaskEditor {
 
   close() {
     this.closed = true;
+    this.closing.abort();
     this.resizing.disconnect();
     this.statistics.clear();
     this.source?.close();

@@ -5,6 +5,7 @@ const CSS = `
   height: 100%; min-height: 0; box-sizing: border-box; padding: 4px; outline: none; font: 12px/1.35 sans-serif;
   color: var(--input-text, #ddd); background: var(--comfy-menu-bg, #353535); border: 1px solid var(--h3-line);
   border-radius: 6px; user-select: none; -webkit-user-select: none; container-type: inline-size; overflow: hidden; }
+.isLOD .lg-node-widgets .h3-mask-place { pointer-events: auto; }
 .h3-mask:focus-visible, .h3-mask :focus-visible { outline: 2px solid #5b9dff; outline-offset: -2px; }
 .h3-mask-bar { display: flex; flex-wrap: wrap; gap: 3px 6px; align-items: center; }
 .h3-mask-group { display: flex; flex-wrap: wrap; gap: 2px; align-items: center; }
@@ -29,9 +30,8 @@ const CSS = `
 .h3-mask [hidden] { display: none !important; }
 .h3-mask-foot { flex: none; display: flex; flex-direction: column; gap: 4px; }
 .h3-mask-slot { height: 54px; overflow: auto; }
-.h3-mask-full .h3-mask-slot { height: 28px; }
 .h3-mask-slot p { margin: 0; opacity: .75; }
-.h3-mask-layers { display: flex; flex: 1 1 200px; flex-wrap: wrap; gap: 3px; height: 30px; overflow: auto; align-items: center; }
+.h3-mask-layers { display: flex; flex: 1 1 200px; flex-wrap: wrap; gap: 3px; height: 56px; overflow: auto; align-items: center; }
 .h3-mask-layer { display: inline-flex; border: 1px solid var(--h3-line); border-radius: 4px; overflow: hidden; }
 .h3-mask-layer button { border: 0; border-radius: 0; }
 .h3-mask-layer[data-selected=true] { border-color: #5b9dff; box-shadow: 0 0 0 1px #5b9dff; }
@@ -39,6 +39,7 @@ const CSS = `
 .h3-mask-status b { font-weight: 600; }
 .h3-mask-full { position: fixed; inset: 0; z-index: 3000; padding: 8px; background: var(--bg-color, #202020); }
 .h3-mask-full .h3-mask { font-size: 13px; }
+.h3-mask-full .h3-mask-slot, .h3-mask-full .h3-mask-layers { height: 30px; }
 .h3-mask-full .h3-mask-time { height: 168px; }
 .h3-mask-away { display: flex; align-items: center; justify-content: center; height: 100%; min-height: 60px;
   color: var(--input-text, #ddd); border: 1px dashed var(--border-color, #4e4e4e); border-radius: 6px; }

@@ -56,7 +56,11 @@ export function listenToPicture(editor, canvas) {
   });
   canvas.addEventListener("pointerleave", () => editor.pointAt(null));
   canvas.addEventListener("contextmenu", (event) => event.preventDefault());
-  canvas.addEventListener("wheel", (event) => wheel(editor, canvas, event), { passive: false });
+  // On the window: Vue nodes hand the wheel to the graph before it comes here. Without the focus it is the graph's.
+  const options = { capture: true, passive: false };
+  window.addEventListener("wheel", (event) => {
+    if (event.target === canvas && editor.root.contains(document.activeElement)) wheel(editor, canvas, event);
+  }, { ...options, signal: editor.closing.signal });
 }
 
 /**
@@ -83,7 +87,7 @@ function gestureOf(editor, canvas, event) {
  */
 function wheel(editor, canvas, event) {
   event.preventDefault();
-  event.stopPropagation();
+  event.stopImmediatePropagation();
   const [x, y] = pointOn(canvas, event);
   if (event.altKey && editor.layer && editor.editable && editor.tool === "move") {
     return editor.changeSelected((layer) => transformLayer(layer, editor.frame, editor.canvas, { factor: WHEEL ** -event.deltaY }), "scale");

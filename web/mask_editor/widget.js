@@ -18,6 +18,7 @@ export const NODE = "H3EngineLatentMask";
 const SIZE = /** @type {const} */ ([840, 960]);
 const MIN_HEIGHT = 560;
 const MIN_WIDTH = 520;
+const ABOVE = 172; // pixels of a node that its slots and other widgets take
 const FOLDER = "h3_masks";
 
 /** Editors by their node, for tests and for other scripts of the page. @type {WeakMap<GraphNode, MaskEditor>} */
@@ -71,14 +72,25 @@ export function attachEditor(node, app) {
   node.setSize?.([Math.max(node.size?.[0] ?? 0, SIZE[0]), Math.max(node.size?.[1] ?? 0, SIZE[1])]);
   const take = () => {
     place.dataset.node = String(node.id);
+    fit(node, place);
     const output = /** @type {{ h3_mask?: Shown[] } | undefined} */ (app.nodeOutputs?.[String(node.id)]);
     shown = output?.h3_mask?.[0] ?? shown;
     editor.rasters.connect(shown?.mask ? { key: shown.mask } : null);
     editor.load(typeof text.value === "string" ? text.value : "");
     editor.refresh();
   };
-  follow(node, app, take, editor, (output) => (shown = output), over);
+  follow(node, app, { take, editor, remember: (output) => (shown = output), over, place });
   for (const wait of [50, 400]) setTimeout(() => takeOver(place), wait);
+}
+
+/**
+ * Give the editor the room of its node: Vue nodes do not stretch what is in them. The only place that writes a height.
+ * @param {GraphNode} node
+ * @param {HTMLElement} place
+ */
+function fit(node, place) {
+  const room = window.LiteGraph?.vueNodesMode ? (node.size?.[1] ?? 0) - ABOVE : 0;
+  place.style.minHeight = `${Math.max(MIN_HEIGHT, room)}px`;
 }
 
 /**
@@ -95,16 +107,18 @@ function takeOver(place) {
  * Follow what happens to the node.
  * @param {GraphNode} node
  * @param {App} app
- * @param {() => void} take what the node holds now
- * @param {MaskEditor} editor
- * @param {(shown: Shown) => void} remember
- * @param {HTMLElement} over
+ * @param {{ take: () => void, editor: MaskEditor, remember: (shown: Shown) => void, over: HTMLElement, place: HTMLElement }} about
+ *   take: what the node holds now
  */
-function follow(node, app, take, editor, remember, over) {
-  const { onConfigure, onExecuted, onConnectionsChange, onRemoved } = node;
+function follow(node, app, { take, editor, remember, over, place }) {
+  const { onConfigure, onExecuted, onConnectionsChange, onRemoved, onResize } = node;
   node.onConfigure = function (saved) {
     onConfigure?.call(this, saved);
     take();
+  };
+  node.onResize = function (size) {
+    onResize?.call(this, size);
+    fit(node, place);
   };
   node.onExecuted = function (output) {
     onExecuted?.call(this, output);

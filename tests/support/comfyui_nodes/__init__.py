@@ -66,6 +66,16 @@ class H3TestShow:
         return {"ui": {"shown": [json.dumps(_shown(value))]}}
 
 
+class _Any(str):
+    """A type that ComfyUI takes for every other one, of older nodes too: it compares with ``!=``."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+
 class H3TestStore:
     """Writes the tensors of what is connected to ``output/<name>.safetensors``: ``samples.0``, ``noise_mask.1``, …"""
 
@@ -76,7 +86,7 @@ class H3TestStore:
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
-        return {"required": {"value": ("*", {}), "name": ("STRING", {"default": "stored"})}}
+        return {"required": {"value": (_Any("*"), {}), "name": ("STRING", {"default": "stored"})}}
 
     def store(self, value: Any, name: str) -> dict[str, Any]:
         found: dict[str, torch.Tensor] = {}
