@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.backlog import CHUNKS_AHEAD
 from engine.client import Channel, EngineClient
 from engine.contract.errors import JobError
 from engine.contract.geometry import audio_latents, latent_frames
@@ -143,6 +144,45 @@ async def test_a_job_cancelled_while_its_mp4_is_written_leaves_no_program(
             await channel.cancel(job_id)
         assert (await asyncio.wait_for(events_until_final(channel, job_id), 30))[-1]["error"]["code"] == "cancelled"
     await asyncio.to_thread(writer.wait, 10)
+
+
+def waiting_chunks(engine: EngineProcess) -> list[Path]:
+    """Return the chunks of frames that lie in the engine's run folder."""
+    commands = [process.cmdline() for process in engine.descendants()]
+    folder = next(words[words.index("--run-dir") + 1] for words in commands if "--run-dir" in words)
+    return list(Path(folder).glob("job-*/frames-*.safetensors"))
+
+
+async def test_a_client_that_does_not_read_holds_the_decoding_back_and_one_that_does_leaves_nothing_behind(
+    engine: EngineProcess, client: EngineClient, tmp_path: Path
+) -> None:
+    latents = write_latents(tmp_path, frames=124, side=256)
+    async with client.connect(tmp_path) as channel:
+        job_id = new_id()
+        # 13 MB a chunk: more than the sockets' buffers take.
+        await channel.submit({**FRAMES, "frame_dtype": "float32"}, job_id=job_id, inputs={"latents": latents})
+        while not waiting_chunks(engine):
+            await asyncio.sleep(0.1)
+        # Time enough for all seven chunks, did it not wait.
+        for _ in range(20):
+            await asyncio.sleep(0.3)
+            assert len(waiting_chunks(engine)) <= CHUNKS_AHEAD + 2
+        assert len(waiting_chunks(engine)) > CHUNKS_AHEAD
+        job = engine.get(f"/v1/jobs/{job_id}")
+        assert (job["state"], job["stage"]) == ("running", "decode_video")
+        indices = []
+        async for event in channel.events():
+            if event["type"] == "output" and event["name"] == "frames":
+                indices.append(event["index"])
+                await channel.received(job_id, event["seq"])
+            if event["type"] in ("done", "error"):
+                break
+        assert (event["type"], indices) == ("done", list(range(7)))
+        for _ in range(100):
+            if not waiting_chunks(engine):
+                return
+            await asyncio.sleep(0.05)
+    raise AssertionError("chunks that the client has were kept")
 
 
 def memory_of(pid: int, row: str) -> int:
