@@ -6,6 +6,7 @@ malformed question and 404 for what is not there; raises nothing.
 
     GET /h3_engine/source?key=… | file=name [output]                    {width, height, frames, peaks}
     GET /h3_engine/frame?… &n=41                                        JPEG of at most 640 pixels a side
+    GET /h3_engine/sampling?width=1344&height=768&frames=124            {steps, seconds} of the last run, or null
     GET /h3_engine/raster?… &width=336&height=192&frames=124            bytes [n, height, width]
 """
 
@@ -21,7 +22,7 @@ import numpy as np
 from aiohttp import web
 
 from ..engine.contract.errors import RequestError
-from . import host, kept
+from . import host, kept, timings
 from .file_clips import UnreadableClip, facts_of, frame_of, stamp_of
 from .kept import KeptClip
 from .masks import raster_of_file
@@ -39,7 +40,7 @@ _turns = asyncio.Semaphore(_AT_ONCE)
 
 def add_routes() -> None:
     """Add the routes to ComfyUI's server, once, before it starts."""
-    routes: dict[str, Handler] = {"source": _source, "frame": _frame, "raster": _raster}
+    routes: dict[str, Handler] = {"source": _source, "frame": _frame, "raster": _raster, "sampling": _sampling}
     for name, handler in routes.items():
         host.add_route(f"/h3_engine/{name}", handler)
 
@@ -78,6 +79,12 @@ async def _raster(request: web.Request) -> web.Response:
     answer = web.Response(body=await _work(read), content_type="application/octet-stream")
     answer.enable_compression()
     return answer
+
+
+async def _sampling(request: web.Request) -> web.Response:
+    width, height = (_whole(request.query, side, _MOST_SIDE * 4) for side in ("width", "height"))
+    last = timings.last_of((width, height, _whole(request.query, "frames", _MOST_FRAMES * 1024)))
+    return web.json_response(last and dataclasses.asdict(last))
 
 
 def _clip(query: Mapping[str, str]) -> KeptClip | Path:

@@ -30,7 +30,7 @@ def test_what_is_painted_is_made_anew_on_two_ranks_and_the_rest_stays_bit_for_bi
         editor.zoom_graph(0.8)
         assert not editor.get("editor.editable"), "the size is not known before the clip was encoded"
         page.evaluate(_STORE)
-        editor.run_up_to_here()
+        editor.run_up_to_here(seconds=300)
         canvas = editor.get("editor.known")
         page.wait_for_function("() => window.h3Engine.maskEditor(app.graph.getNodeById(5)).source?.pictures.size > 0")
         assert "key" in editor.get("editor.source.source"), "the frames are those that the node was given"

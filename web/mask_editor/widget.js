@@ -11,8 +11,10 @@ import { downstream, resultInGraph, sizeInGraph, sourceInGraph, stepsInGraph } f
 /** @typedef {import("./frames.js").Source} Source */
 /**
  * What the node left of its last run.
- * @typedef {{ key: string | null, mask?: string | null, canvas: Size, sampling: { seconds: number, steps: number } | null }} Shown
+ * @typedef {{ key: string | null, mask?: string | null, canvas: Size }} Shown
  */
+
+/** @typedef {{ seconds: number, steps: number }} Sampling */
 
 export const NODE = "H3EngineLatentMask";
 const SIZE = /** @type {const} */ ([840, 960]);
@@ -47,6 +49,8 @@ export function attachEditor(node, app) {
   const over = make("div", { class: "h3-mask-full" });
   /** @type {Shown | null} */
   let shown = null;
+  /** @type {Sampling | null} of the last run of this size */
+  let last = null;
   const editor = new MaskEditor({
     save: (value) => {
       text.value = value;
@@ -57,7 +61,7 @@ export function attachEditor(node, app) {
     size: () => sizeInGraph(node) ?? shown?.canvas ?? null,
     source: (gone) => (shown?.key && shown.key !== gone ? { key: shown.key } : sourceInGraph(node)),
     result: () => resultInGraph(node, app.nodeOutputs ?? {}),
-    seconds: () => estimate(node, shown),
+    seconds: () => estimate(node, last),
     run: () => void app.queuePrompt(0, 1, [String(node.id)]),
     upload: (files) => upload(app, files),
     full: (full) => showFull(editor, { full, place, away, over }),
@@ -78,6 +82,10 @@ export function attachEditor(node, app) {
     editor.rasters.connect(shown?.mask ? { key: shown.mask } : null);
     editor.load(typeof text.value === "string" ? text.value : "");
     editor.refresh();
+    void lastSampling(app, editor.size).then((found) => {
+      last = found;
+      editor.redraw();
+    });
   };
   follow(node, app, { take, editor, remember: (output) => (shown = output), over, place });
   for (const wait of [50, 400]) setTimeout(() => takeOver(place), wait);
@@ -168,11 +176,21 @@ function showFull(editor, { full, place, away, over }) {
 /**
  * Return about how many seconds sampling will take: the last run's, by steps.
  * @param {GraphNode} node
- * @param {Shown | null} shown
+ * @param {Sampling | null} last
  */
-function estimate(node, shown) {
-  const last = shown?.sampling;
+function estimate(node, last) {
   return last ? (last.seconds * (stepsInGraph(node) ?? last.steps)) / Math.max(1, last.steps) : null;
+}
+
+/**
+ * Return what the last sampling of a size took, null before the first.
+ * @param {App} app
+ * @param {Size} size
+ * @returns {Promise<Sampling | null>}
+ */
+async function lastSampling(app, { width, height, frames }) {
+  const answer = await app.api.fetchApi(`/h3_engine/sampling?width=${width}&height=${height}&frames=${frames}`).catch(() => null);
+  return answer?.ok ? answer.json() : null;
 }
 
 /**
