@@ -20,6 +20,7 @@ CORE_NODES = frozenset(
 )  # fmt: skip
 """ComfyUI's own nodes that our workflows may use."""
 DOM_WORDS = re.compile(r"\b(document|window|HTMLElement|localStorage|navigator)\b")
+WIDGET_TYPES = frozenset({"INT", "FLOAT", "STRING", "BOOLEAN", "COMBO"})
 PURE_NAMES = ("geometry", "document", "serialise", "serialize")
 
 
@@ -97,6 +98,21 @@ def test_every_node_has_a_locale_entry() -> None:
     names = json.loads((ROOT / "locales" / "en" / "nodeDefs.json").read_text())
     assert set(names) == OUR_IDS
     assert [name for name, entry in names.items() if not entry.get("display_name")] == []
+
+
+def widgets_of(schema: dict[str, Any]) -> set[str]:
+    """Return the inputs that a user sets on the node itself."""
+    groups = schema["inputs"].values()
+    return {name for group in groups for name, spec in group.items() if spec["type"] in WIDGET_TYPES}
+
+
+def test_our_nodes_in_workflows_have_every_widget() -> None:
+    schemas = json.loads((ROOT / "tests" / "comfyui" / "schemas.json").read_text())
+    for path in workflows():
+        for node in json.loads(path.read_text())["nodes"]:
+            if node["type"] in OUR_IDS:
+                shown = {slot["name"] for slot in node["inputs"] if "widget" in slot}
+                assert shown == widgets_of(schemas[node["type"]]), (path.name, node["type"])
 
 
 # Masks as a batch come from trackers and segmenters, which are other packs' nodes.

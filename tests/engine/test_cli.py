@@ -108,8 +108,9 @@ def test_heads_that_do_not_divide_stop_serve_before_any_rank(tiny_checkpoint: Pa
 def test_channels_that_do_not_divide_stop_serve_before_any_rank(tiny_checkpoint: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(tiny_checkpoint, model)
-    config = model / "transformer" / "config.json"
-    config.write_text(json.dumps({**json.loads(config.read_text()), "ffn_dim": 66}))
+    for partition in ("transformer", "transformer_ref"):
+        config = model / partition / "config.json"
+        config.write_text(json.dumps({**json.loads(config.read_text()), "ffn_dim": 66}))
     done = command("serve", "--device", "cpu", "--model", str(model), "--tp-degree", "4")
     assert done.returncode == 2
     assert "tp_degree 4 does not divide the transformer's 66 feed-forward channels" in done.stderr

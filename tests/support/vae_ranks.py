@@ -278,11 +278,11 @@ def soak(rank: Rank) -> None:
     """Requests of changing geometry grow nothing on any rank."""
     rank.crew = build_crew(rank.models, rank.mesh, VaeOptions(vae_tile=64, vae_tile_overlap=16, gather_workspace_mb=1))
     held = []
-    for request in range(150):
+    for request in range(75):
         height, width = 32 + 16 * (request % 3), 32 + 16 * (request % 5)
         rank.decode(noise((height, width), (5, 22)[request % 2]), rank.crew)
         assert rank.crew.workspace.bytes <= 10**6
-        if request % 30 == 29:
+        if request % 15 == 14:
             gc.collect()
             held.append(resident_bytes())
     assert max(held[2:]) - held[1] < 8e6, held
