@@ -24,7 +24,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..engine.contract.errors import ConfigError, EngineError, JobError, error_from_dict
 from ..engine.contract.fields import parse_json
 from ..engine.contract.framing import pack_slice, slices, unpack_slice
-from ..engine.contract.messages import Done, Event, Failed, Output, Part, Received, Resume, Submit, event_from_dict
+from ..engine.contract.messages import (
+    Done,
+    Event,
+    Failed,
+    Output,
+    Part,
+    Received,
+    Resume,
+    StageFinished,
+    Submit,
+    event_from_dict,
+)
 from ..engine.contract.requests import Request, request_to_dict
 from ..engine.contract.version import PROTOCOL_VERSION
 from .address import Address, refusal, unreachable
@@ -48,11 +59,13 @@ class Result:
         pieces: output name → bytes of its pieces (safetensors, or one MP4), those of the first output first.
         facts: of `Done`, on top of those of `Started`, entry by entry in their lists.
         seconds: that the job ran.
+        stages: stage → seconds that it ran, of all outputs together; without those whose result was known.
     """
 
     pieces: dict[str, list[bytearray]]
     facts: dict[str, Any]
     seconds: float
+    stages: dict[str, float]
 
 
 @dataclass
@@ -103,6 +116,7 @@ class Job:
         self._incoming: dict[int, _Incoming] = {}
         self._pieces: dict[str, dict[tuple[int, int], bytearray]] = {}
         self._facts: dict[str, Any] = {}
+        self._ran: dict[int, StageFinished] = {}
 
     async def run(self) -> Result:
         """Run the job to its end.
@@ -116,7 +130,10 @@ class Job:
         while done is None:
             done = await self._attempt()
         pieces = {name: [found[place] for place in sorted(found)] for name, found in self._pieces.items()}
-        return Result(pieces, self._facts, done.seconds)
+        stages: dict[str, float] = {}
+        for ran in self._ran.values():
+            stages[ran.stage] = stages.get(ran.stage, 0.0) + ran.seconds
+        return Result(pieces, self._facts, done.seconds, stages)
 
     async def _attempt(self) -> Done | None:
         """Talk over one connection; None when it was lost and another one may go on."""
@@ -190,6 +207,9 @@ class Job:
                 self._incoming[event.message] = _Incoming(event, bytearray(event.parts[0].bytes))
                 continue
             self._facts = _joined(self._facts, getattr(event, "facts", {}))
+            if isinstance(event, StageFinished) and not event.cached:
+                # By number: after a lost connection an event may come again.
+                self._ran[int(data.get("seq") or 0)] = event
             await self._on_event(event)
             if isinstance(event, Done):
                 return event

@@ -130,7 +130,9 @@ class H3EngineSampler(io.ComfyNode):  # type: ignore[misc]
             result = await run_job(
                 engine, request, {"conditioning": sent.part, **parts}, notes=notes, report=masks_text
             )
-            timings.remember((width, height, frames), steps=steps, seconds=result.seconds / num_outputs)
+            if "denoise" in result.stages:
+                seconds = result.stages["denoise"] / num_outputs
+                timings.remember((width, height, frames), steps=steps, seconds=seconds)
             samples = [part_to_streams(piece) for piece in result.pieces["latents"]]
         return io.NodeOutput([{"samples": host.nested(streams)} for streams in samples])
 

@@ -18,7 +18,7 @@ from engine.client import EngineClient
 from engine.contract.errors import EngineDeadError, JobError
 from tests.support.engine_process import ROOT, EngineProcess
 from tests.support.jobs import LONG, QUICK, events_until_final, new_id, wait_for_event
-from tests.support.ranks import FAULTS
+from tests.support.received_masks import FAULTS
 
 pytestmark = pytest.mark.ranks
 

@@ -16,10 +16,9 @@ from typing import Any
 
 import psutil
 
-from .received_masks import watching
+from .received_masks import FAULTS, watching
 from .side_folder import with_media_libraries
 
-FAULTS = Path(__file__).resolve().parent / "rank_faults"
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 120.0
 STOP_SECONDS = 40.0
