@@ -51,7 +51,7 @@ async def test_a_lost_connection_is_taken_up_again(
     guarded: EngineProcess, module: Any, up: int | None, down: int | None
 ) -> None:
     blob = save({"x": torch.randint(0, 255, (9 * MIB,), dtype=torch.uint8)})
-    request = module("engine.contract.messages").Echo("echo")
+    request = module("engine.contract.requests").Echo("echo")
     events: list[Any] = []
     async with cutting_proxy(guarded.url, up=up, down=down) as proxy:
         result = await asyncio.wait_for(_run(module, proxy.url, request, {"x": blob}, events), 60)
@@ -60,8 +60,8 @@ async def test_a_lost_connection_is_taken_up_again(
 
 
 async def test_a_cancelled_task_cancels_its_job_on_the_engine(guarded: EngineProcess, module: Any) -> None:
-    messages = module("engine.contract.messages")
-    request = messages.Generate("generate", "snow", frames=22, width=64, height=64, steps=1000)
+    messages, requests = module("engine.contract.messages"), module("engine.contract.requests")
+    request = requests.Generate("generate", "snow", frames=22, width=64, height=64, steps=1000)
     events: list[Any] = []
     task = asyncio.create_task(_run(module, guarded.url, request, {}, events))
     while not any(isinstance(event, messages.Step) for event in events):
@@ -83,7 +83,7 @@ async def test_a_wrong_token_is_refused_with_where_to_put_the_right_one(guarded:
         await asyncio.to_thread(address.get_json, address.Address(guarded.url, "wrong"), "/v1/info")
     assert caught.value.code == "unauthorized"
     assert "H3_ENGINE_TOKEN" in caught.value.remedy
-    request = module("engine.contract.messages").Echo("echo")
+    request = module("engine.contract.requests").Echo("echo")
 
     async def ignore(_: Any) -> None:
         return
