@@ -52,7 +52,7 @@ class Desk:
     async def give(self, job: Job, name: str = "conditioning", blob: bytes = b"rows") -> None:
         path = job.folder / name
         path.write_bytes(blob)
-        await self.say(job, "output", name=name, index=0, last=True, format="safetensors", path=str(path))
+        await self.say(job, "output", output=0, name=name, index=0, last=True, format="safetensors", path=str(path))
 
     async def keep(self, job: Job, kind: str = "text", blob: bytes = b"rows") -> None:
         path = job.folder / f"kept-{kind}"
@@ -60,7 +60,7 @@ class Desk:
         await self.say(job, "kept", kind=kind, path=str(path), facts={"tokens": 3})
 
     async def end(self, job: Job, error: dict[str, Any] | None = None) -> None:
-        await self.say(job, "end", error=error, facts={"tokens": 3})
+        await self.say(job, "end", error=error, facts={"tokens": 3}, restarting=False, gather_workspace_bytes=0)
 
 
 @pytest.fixture(scope="module")
