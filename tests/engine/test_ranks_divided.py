@@ -116,6 +116,18 @@ def test_conditioning_that_no_model_reads_leaves_the_ranks_as_they_are(fleet: Fl
     assert_serves_the_next_job(fleet, restarting=False)
 
 
+def test_rows_that_do_not_fit_a_pinned_length_are_refused_and_leave_the_ranks_as_they_are(fleet: Fleet) -> None:
+    """How many rows a picture takes in the text, the ranks alone can tell: they all refuse, after sharing it."""
+    path = fleet.folder / "large.safetensors"
+    save_file({"frames": torch.zeros((1, 96, 64, 3), dtype=torch.uint8)}, path)
+    references = [{"kind": "image", "media": {"part": "unused"}}]
+    ended = fleet.run({**SMALL, "pad_seq_len": 128, "references": references}, {"references.0": path})
+    assert ended.error is not None
+    assert (ended.error["code"], ended.error["field"]) == ("out_of_range", "request.pad_seq_len")
+    assert ended.messages[-1]["restarting"] is False
+    assert_serves_the_next_job(fleet, restarting=False)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_error_while_the_ranks_decode_together_leaves_them_as_they_are(fleet: Fleet, rank: int) -> None:
     with fleet.fault(rank=rank, module="MiniMaxH3VideoViTDecoder3d", do="oom"):

@@ -36,7 +36,7 @@ def engine(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     folder = tmp_path_factory.mktemp("streaming")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
-        with EngineProcess(tiny_checkpoint, folder, faults=True) as process:
+        with EngineProcess(tiny_checkpoint, folder, options=("--cache-mb", "0"), faults=True) as process:
             yield process
 
 

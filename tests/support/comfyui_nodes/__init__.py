@@ -42,12 +42,8 @@ class H3TestLatent:
         batch = 2 if kind == "batch" else 1
         channels = 16 if kind == "channels" else 24
         sound = 99 if kind == "sound" else 37
-        latent: dict[str, Any] = {
-            "samples": NestedTensor([torch.ones(batch, channels, 7, 4, 4), torch.ones(batch, 32, 2, sound)])
-        }
-        if kind == "mask":
-            latent["noise_mask"] = torch.ones(1, 1, 7, 4, 4)
-        return (latent,)
+        streams = [torch.ones(batch, channels, 7, 4, 4), torch.ones(batch, 32, 2, sound)]
+        return ({"samples": NestedTensor(streams)},)
 
 
 class H3TestShow:
