@@ -191,4 +191,4 @@ def test_another_size_is_reported_and_taken_on_request(editor: EditorPage) -> No
     notice.get_by_role("button").click()
     assert editor.document()["canvas"] == {"width": 256, "height": 128, "frames": 73}
     assert editor.document()["layers"][0]["range"] == [0, 73]
-    assert notice.is_hidden()
+    notice.wait_for(state="hidden", timeout=10_000)

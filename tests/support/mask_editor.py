@@ -138,6 +138,8 @@ class EditorPage:
 
     def path(self, points: Sequence[tuple[float, float]]) -> None:
         """Draw with the pointer over places in fractions of the picture."""
+        # A document that was just opened has no picture before its first frame is drawn.
+        self.page.wait_for_function(f"() => ({_PICTURE})().every(Number.isFinite)")
         left, top, width, height = self.page.evaluate(_PICTURE)
         mouse = self.page.mouse
         for index, (x, y) in enumerate(points):
