@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -22,6 +23,17 @@ sys.path.append(str(CACHE / "oracle"))
 
 # Two cores are shared by several rank processes in the tests; each process uses one thread unless told otherwise.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Let torch use one thread: the last bits depend on their number."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

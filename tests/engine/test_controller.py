@@ -72,19 +72,15 @@ async def end(
     await controller.fleet_said({**message, "restarting": restarting, "gather_workspace_bytes": 12})
 
 
+async def say_video(controller: Controller, job: Job, path: str) -> None:
+    message = {"op": "output", "job_id": job.id, "output": 0, "name": "video", "index": 0, "last": True}
+    await controller.fleet_said({**message, "format": "mp4", "path": path})
+
+
 async def give_video(controller: Controller, job: Job) -> Path:
     path = job.folder / "video.mp4"
     path.write_bytes(b"frames")
-    message = {
-        "op": "output",
-        "output": 0,
-        "job_id": job.id,
-        "name": "video",
-        "index": 0,
-        "last": True,
-        "format": "mp4",
-    }
-    await controller.fleet_said({**message, "path": str(path)})
+    await say_video(controller, job, str(path))
     return path
 
 
@@ -264,16 +260,7 @@ async def test_events_of_another_job_and_late_outputs_are_dropped(controller: Co
     await controller.fleet_said({"op": "event", "job_id": new_id(), "event": event})
     await controller.fleet_said({"op": "event", "job_id": job.id, "event": event})
     await end(controller, job)
-    message = {
-        "op": "output",
-        "output": 0,
-        "job_id": job.id,
-        "name": "video",
-        "index": 0,
-        "last": True,
-        "format": "mp4",
-    }
-    await controller.fleet_said({**message, "path": "/no/such/file"})
+    await say_video(controller, job, "/no/such/file")
     assert (controller.stats.stage_count["encode_prompt"], job.results) == (1, {})
 
 
@@ -298,16 +285,7 @@ async def test_the_prompts_tokens_are_counted_before_queueing(controller: Contro
 async def test_an_output_that_cannot_be_read_fails_its_job_alone(controller: Controller, fleet: Fleet) -> None:
     await controller.fleet_said(READY)
     job, following = submit(controller), submit(controller)
-    message = {
-        "op": "output",
-        "output": 0,
-        "job_id": job.id,
-        "name": "video",
-        "index": 0,
-        "last": True,
-        "format": "mp4",
-    }
-    await controller.fleet_said({**message, "path": "/no/such/file"})
+    await say_video(controller, job, "/no/such/file")
     assert fleet.sent[-1] == {"op": "cancel", "job_id": job.id}
     await end(controller, job, {"code": "cancelled", "kind": "JobCancelled", "message": "cancelled"})
     assert job.error is not None

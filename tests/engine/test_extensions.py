@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,15 +17,9 @@ from engine.stages.decode_video import decode_video
 from engine.stages.denoise import denoise
 from tests.support import stages
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 WIDTH, HEIGHT = 64, 32
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,20 +23,13 @@ from engine.stages.base import Latents, PromptEmbeds
 from engine.stages.denoise import denoise
 from tests.support import stages
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 GRID = latent_grid(ModelFacts(), width=96, height=64, frames=22)
 LAYOUT = build_layout(torch.ones(9, dtype=torch.long), GRID)
 STEPS = 6
 SIZES: dict[str, Any] = {"width": 64, "height": 32, "frames": 22}
 Velocity = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Bits depend on the number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def draw(seed: int, *shape: int) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +22,10 @@ from engine.vae.encode import normalise_pixels
 from engine.vae.spread import encode_pixels
 from tests.support import golden, stages
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SETTINGS = ("use_tiling", "use_slicing", "tile_sample_min_height", "tile_sample_min_width",
             "tile_sample_min_overlap_height", "tile_sample_min_overlap_width")  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """The last bits depend on the number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

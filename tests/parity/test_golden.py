@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,18 +13,12 @@ from engine.masking import RowMask
 from tests.support import golden, golden_runs
 from tests.support.rank_group import run_on_ranks
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TOLERANCE = 5e-6
 FORWARDS = [*golden_runs.unmasked("forward"), *golden_runs.masked("forward")]
 RUNS = [*golden_runs.unmasked("sampling"), *golden_runs.masked("sampling")]
 MASK_CASES = list(golden.index()["masks"]["cases"])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_there_are_runs_with_guides_references_and_masks() -> None:

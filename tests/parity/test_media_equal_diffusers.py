@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ from engine.runner_media import JobMedia
 from engine.stages.base import Prepared
 from tests.support import stages
 from tests.support.oracle import Conditioned, run_conditioned
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 GENERATOR = torch.Generator().manual_seed(5)
 BASE: dict[str, Any] = {"prompt": "As in <Picture 1>, at  night.", "width": 96, "height": 64, "steps": 2, "seed": 11}
@@ -66,15 +67,6 @@ REQUESTS: dict[str, dict[str, Any]] = {
         ],
     },
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """The last bits depend on the number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

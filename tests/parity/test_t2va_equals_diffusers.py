@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,8 @@ from engine.models.bundle import Models
 from engine.stages.decode_video import to_uint8
 from tests.support import stages
 from tests.support.oracle import Reference, run_t2va
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 REQUEST: dict[str, Any] = {
     "prompt": "A paper boat in the rain, at night; <three> bells.",
@@ -29,15 +30,6 @@ CLASSES: dict[str, Any] = {
     "vae": AutoencoderKLMiniMaxH3,
     "audio_vae": AutoencoderKLMiniMaxH3Audio,
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """The last bits depend on the number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
