@@ -27,6 +27,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from .lifeline import leave
 from .rank_options import CANNOT_START, ModelOptions, ParallelOptions, RankOptions, VaeOptions, restart_wanted
 
 logger = logging.getLogger(__name__)
@@ -201,4 +202,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

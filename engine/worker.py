@@ -30,7 +30,7 @@ from .backlog import Backlog
 from .checkpoint import open_checkpoint
 from .contract.errors import ConfigError, EngineError
 from .devices import pick_device, pick_dtype, share_cores
-from .lifeline import die_with
+from .lifeline import die_with, leave
 from .link import RankLink
 from .models.bundle import Models
 from .models.loading import load_models
@@ -390,11 +390,8 @@ def main() -> int:
     except Exception:
         logger.exception("this rank ends")
         status = EXIT_STATUS
-    if status:
-        # The interpreter's orderly end may wait for ever on a broken group.
-        os._exit(status)
     return status
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

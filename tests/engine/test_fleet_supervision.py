@@ -111,14 +111,24 @@ def test_commands_are_private_files_and_the_store_that_everybody_can_read_holds_
         rank_1.wait_for(2)
 
 
-def test_a_rank_whose_fleet_died_before_it_could_say_so_ends() -> None:
-    words = (
-        "from engine.lifeline import die_with; import os; die_with(os.getppid()); print(1); die_with(os.getppid() + 1)"
-    )
-    root = Path(__file__).resolve().parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    ended = subprocess.run(
+def python(words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    return subprocess.run(
         [sys.executable, "-c", words], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_a_rank_whose_fleet_died_before_it_could_say_so_ends() -> None:
+    ended = python(
+        "from engine.lifeline import die_with; import os; die_with(os.getppid()); print(1); die_with(os.getppid() + 1)"
     )
     assert (ended.stdout, ended.returncode) == ("1\n", 1)
     assert "ProcessLookupError" in ended.stderr
+
+
+def test_a_process_that_leaves_has_written_what_it_said_and_does_nothing_more() -> None:
+    ended = python(
+        "from engine.lifeline import leave; import atexit, logging; atexit.register(print, 'the orderly end')\n"
+        "print('said'); logging.warning('logged'); leave(70)"
+    )
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("said\n", "WARNING:root:logged\n", 70)

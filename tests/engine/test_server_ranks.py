@@ -101,6 +101,7 @@ async def test_jobs_sent_while_loading_wait_with_that_reason_and_end_of_stdin_st
         engine.process.stdin.close()
         assert engine.process.wait(30) == 0
         wait_until_gone(processes, 5)
+        assert "did not stop" not in engine.log_text(), "idle ranks end when they are told to, not by a signal"
         assert not folder.exists()
         assert not (tmp_path / "ready.json").exists()
     finally:
