@@ -68,9 +68,12 @@ def facts_of(stamp: Stamp) -> ClipFacts:
         with av.open(str(stamp[0])) as container:
             stream = container.streams.video[0]
             width, height = stream.codec_context.width, stream.codec_context.height
+            if _turns(next(container.decode(stream))) % 2:
+                width, height = height, width
+            container.seek(0)  # the sound of the first packets was passed over
             seconds = _seconds(container, stream)
             peaks = _peaks(container) if container.streams.audio else None
-    except (av.error.FFmpegError, OSError, IndexError) as error:
+    except (av.error.FFmpegError, OSError, IndexError, StopIteration) as error:
         raise UnreadableClip(str(error)) from error
     return ClipFacts(width, height, min(_MOST_FRAMES, max(1, round(seconds * FPS))), peaks)
 
@@ -137,9 +140,15 @@ def _keep(stamp: Stamp, number: int, picture: Any) -> None:
     scale = min(1.0, SIDE / max(picture.width, picture.height))
     width, height = max(2, round(picture.width * scale)), max(2, round(picture.height * scale))
     small = picture.reformat(width=width, height=height, format="rgb24")
-    _pictures[stamp, number] = jpeg(Image.fromarray(small.to_ndarray()))
+    upright = np.rot90(small.to_ndarray(), k=-_turns(picture))
+    _pictures[stamp, number] = jpeg(Image.fromarray(upright))
     while len(_pictures) > _KEPT:
         _pictures.popitem(last=False)
+
+
+def _turns(picture: Any) -> int:
+    """Return the counterclockwise quarter turns that a camera was held by, as the engine undoes them."""
+    return round(getattr(picture, "rotation", 0) / 90) % 4
 
 
 def _peaks(container: Any) -> list[list[float]]:

@@ -63,6 +63,11 @@ class NodeDisplay:
                 round(self._progress * _PROGRESS_SCALE), _PROGRESS_SCALE, node_id=self._node_id
             )
 
+    def canvas(self, size: dict[str, int]) -> None:
+        """Tell the page's editor the size of the node's latent: width, height, frames."""
+        if self._node_id is not None:
+            PromptServer.instance.send_sync("h3_engine.canvas", {"node": self._node_id, "canvas": size})
+
     async def preview(self, picture: torch.Tensor) -> None:
         """Show ``picture`` [H, W, 3], uint8 or float32 in 0..1, on the node while it works."""
         if self._node_id is None:

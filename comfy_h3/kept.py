@@ -1,11 +1,13 @@
 """Clips that a node was given in its last run, for the page to ask for small pictures of them.
 
 A clip is known by a key that says nothing else. Its pictures are held weakly: they can be shown as long as ComfyUI's
-cache holds them, and nothing here keeps gigabytes alive. Knows nothing of ComfyUI; raises nothing.
+cache holds them, and nothing here keeps gigabytes alive. The cells of a mask are small, and held. Knows nothing of
+ComfyUI; raises nothing.
 """
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import threading
 import weakref
@@ -14,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..engine.contract import geometry
@@ -51,6 +55,7 @@ class KeptClip:
 
 
 _clips: OrderedDict[str, KeptClip] = OrderedDict()
+_cells: OrderedDict[str, bytes] = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -78,6 +83,29 @@ def kept(key: str) -> KeptClip | None:
     """Return the clip of ``key``, None when it was forgotten."""
     with _lock:
         return _clips.get(key)
+
+
+def keep_cells(video: npt.NDArray[np.float32], audio: npt.NDArray[np.float32]) -> str:
+    """Remember a mask and return its key, the same for the same mask.
+
+    Args:
+        video: [T, h, w] in 0..1. audio: [2, A].
+    """
+    levels = [np.ceil(cells * 255).astype(np.uint8).tobytes() for cells in (video, audio)]
+    data = b"".join(levels)
+    key = hashlib.sha256(data).hexdigest()[:24]
+    with _lock:
+        _cells[key] = data
+        _cells.move_to_end(key)
+        while len(_cells) > _MOST:
+            _cells.popitem(last=False)
+    return key
+
+
+def kept_cells(key: str) -> bytes | None:
+    """Return the bytes of a mask, 0..255, video and then audio; None when it was forgotten."""
+    with _lock:
+        return _cells.get(key)
 
 
 def clock_order(count: int, *, fps: float, frames: int | None = None) -> list[int]:

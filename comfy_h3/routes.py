@@ -7,6 +7,7 @@ malformed question and 404 for what is not there; raises nothing.
     GET /h3_engine/source?key=… | file=name [output]                    {width, height, frames, peaks}
     GET /h3_engine/frame?… &n=41                                        JPEG of at most 640 pixels a side
     GET /h3_engine/sampling?width=1344&height=768&frames=124            {steps, seconds} of the last run, or null
+    GET /h3_engine/cells?key=…                                          bytes [T, h, w], [2, A] of a latent's mask
     GET /h3_engine/raster?… &width=336&height=192&frames=124            bytes [n, height, width]
 """
 
@@ -40,9 +41,8 @@ _turns = asyncio.Semaphore(_AT_ONCE)
 
 def add_routes() -> None:
     """Add the routes to ComfyUI's server, once, before it starts."""
-    routes: dict[str, Handler] = {"source": _source, "frame": _frame, "raster": _raster, "sampling": _sampling}
-    for name, handler in routes.items():
-        host.add_route(f"/h3_engine/{name}", handler)
+    for handler in (_source, _frame, _raster, _cells, _sampling):
+        host.add_route(f"/h3_engine/{handler.__name__[1:]}", handler)
 
 
 async def _source(request: web.Request) -> web.Response:
@@ -77,6 +77,15 @@ async def _raster(request: web.Request) -> web.Response:
         return pooled(masks, width=width, height=height).tobytes()
 
     answer = web.Response(body=await _work(read), content_type="application/octet-stream")
+    answer.enable_compression()
+    return answer
+
+
+async def _cells(request: web.Request) -> web.Response:
+    cells = kept.kept_cells(request.query.get("key", ""))
+    if cells is None:
+        raise web.HTTPNotFound(text="The mask is not kept any more.")
+    answer = web.Response(body=cells, content_type="application/octet-stream")
     answer.enable_compression()
     return answer
 

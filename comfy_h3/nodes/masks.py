@@ -1,9 +1,9 @@
 """H3EngineLatentMask and H3EngineMaskFromImages: a LATENT with a mask of what is made anew.
 
 ``H3EngineLatentMask`` leaves on its node, as the output ``h3_mask`` of its last run: ``key``, of the source's pictures
-and sound in `kept`; ``mask``, of the connected MASK there; ``canvas``, the latent's size; ``report`` and
-``sampling``, the last one of that size. The page's editor starts from these; without the page the node works from its
-document alone.
+and sound in `kept`; ``mask``, of the connected MASK there; ``carried``, of the mask that the latent came with;
+``canvas``, the latent's size; ``report``, ``notes``, and ``sampling``, the last one of that size. The page's editor
+starts from these; without the page the node works from its document alone.
 """
 
 from __future__ import annotations
@@ -96,16 +96,20 @@ class H3EngineLatentMask(io.ComfyNode):  # type: ignore[misc]
             images = None if source_images is None else check_images(source_images, name="source_images")
             audio = None if source_audio is None else check_audio(source_audio, name="source_audio")
             shot = Shot.of(latent)
+            host.NodeDisplay().canvas(dataclasses.asdict(shot))
             painted = read_document(document, path=_DOCUMENT)
             masks = masks_of_document(painted, shot, _rasters(painted, shot, mask), path=_DOCUMENT)
             notes = _source_notes(images, shot, fps=fps)
             before = masks_of_latent(latent, shot)
+            carried = None
             if before is not None:
+                carried = kept.keep_cells(before.video, before.audio)
                 masks = masks.joined(before)
                 notes.append("Note: the latent came with a mask; what either of both regenerates is regenerated.")
             key = None if images is None and audio is None else kept.keep(images, audio, fps=fps)
             mask_key = None if mask is None else kept.keep(mask, fps=float(FPS))
-            return _result(latent, masks, shot, images, fps=fps, notes=notes, key=key, mask_key=mask_key)
+            shown = {"key": key, "mask": mask_key, "carried": carried}
+            return _result(latent, masks, shot, images, fps=fps, notes=notes, shown=shown)
 
 
 class H3EngineMaskFromImages(io.ComfyNode):  # type: ignore[misc]
@@ -230,8 +234,7 @@ def _result(
     *,
     fps: float,
     notes: list[str],
-    key: str | None = None,
-    mask_key: str | None = None,
+    shown: dict[str, str | None] | None = None,
 ) -> io.NodeOutput:
     report = dataclasses.asdict(masks.report(shot))
     last = timings.last_of(dataclasses.astuple(shot))
@@ -239,16 +242,16 @@ def _result(
     if last is not None:
         lines.insert(1, f"The last run of this size took {last.seconds:.1f} s for {last.steps} steps.")
     host.NodeDisplay().text("\n".join(lines))
-    shown = {
-        "key": key,
-        "mask": mask_key,
+    left = {
+        **(shown or {"key": None}),
         "canvas": dataclasses.asdict(shot),
         "report": report,
+        "notes": notes,
         "sampling": last and dataclasses.asdict(last),
     }
     return io.NodeOutput(
         {**latent, "noise_mask": host.nested(masks.tensors())},
         to_pixels(masks.video, shot.frames),
         preview(masks.video, shot, images, fps=fps),
-        ui={"h3_mask": [shown]},
+        ui={"h3_mask": [left]},
     )

@@ -239,6 +239,8 @@ def check_document_fits(
 ) -> None:
     """Check that the document was painted on this shot: the same number of frames, the same aspect within 5%.
 
+    One without layers and ranges fits every shot.
+
     Args:
         width, height: of the latent's canvas, pixels. frames: its pixel frames.
 
@@ -246,7 +248,7 @@ def check_document_fits(
         RequestError: ``bad_mask`` naming both canvases or both lengths.
     """
     canvas = document.canvas
-    if canvas is None:
+    if canvas is None or not (document.layers or document.video.ranges or document.audio.ranges):
         return
     if canvas.frames != frames:
         raise RequestError(
@@ -254,7 +256,7 @@ def check_document_fits(
             f"The mask was painted on {canvas.frames} frames, the latent has {frames}.",
             field=f"{path}.canvas.frames",
             value=canvas.frames,
-            remedy="Use the latent that it was painted on, or paint on this one.",
+            remedy="Use the latent that it was painted on, or move the edit to this one in the editor.",
         )
     ratio = canvas.width * height / (canvas.height * width)
     if not 1 / ASPECT_SLACK <= ratio <= ASPECT_SLACK:
@@ -264,7 +266,7 @@ def check_document_fits(
             "another aspect.",
             field=f"{path}.canvas",
             value=f"{canvas.width}x{canvas.height}",
-            remedy="Use a latent of the same aspect, or paint on this one.",
+            remedy="Use a latent of the same aspect, or move the edit to this one in the editor.",
         )
 
 

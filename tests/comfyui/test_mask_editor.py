@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from PIL import Image
 from safetensors.numpy import load_file
 
 from tests.support.browser import comfyui_page
@@ -192,3 +193,162 @@ def test_another_size_is_reported_and_taken_on_request(editor: EditorPage) -> No
     assert editor.document()["canvas"] == {"width": 256, "height": 128, "frames": 73}
     assert editor.document()["layers"][0]["range"] == [0, 73]
     notice.wait_for(state="hidden", timeout=10_000)
+
+
+def test_a_size_that_only_the_run_tells_comes_back_from_its_refusal(editor: EditorPage) -> None:
+    editor.load(GRAPH)
+    editor.zoom_graph(0.7)
+    editor.path([(0.25, 0.25), (0.5, 0.5)])
+    editor.page.evaluate(_LONGER)
+    with pytest.raises(AssertionError, match="painted on 39 frames, the latent has 73"):
+        editor.run()
+    notice = editor.page.locator("[data-part=notice]")
+    editor.page.get_by_role("dialog").get_by_role("button", name="Close").first.click()
+    notice.wait_for(state="visible", timeout=10_000)
+    assert "the latent is 256x128, 73 frames" in str(notice.text_content())
+    editor.page.get_by_role("button", name="Take all layers and runs away").click()
+    editor.run()
+    editor.path([(0.25, 0.25), (0.5, 0.5)])
+    assert editor.document()["canvas"] == {"width": 256, "height": 128, "frames": 73}
+
+
+_LONGER = """() => { const extend = LiteGraph.createNode('H3EngineExtend'); app.graph.add(extend);
+    extend.widgets.find((widget) => widget.name === 'after').value = 1;
+    app.graph.getNodeById(1).connect(0, extend, 0);
+    extend.connect(0, app.graph.getNodeById(2), 0); }"""
+
+
+def test_a_pens_pressure_scales_the_stroke(editor: EditorPage) -> None:
+    editor.load(GRAPH)
+    editor.zoom_graph(0.7)
+    editor.pen([(0.1, 0.5, 0.2), (0.5, 0.5, 1.0), (0.9, 0.5, 0.6)])
+    (layer,) = editor.document()["layers"]
+    points = layer["keys"][0]["points"]
+    assert [points[0][2], points[-1][2]] == pytest.approx([0.2, 0.6], abs=0.02)
+    video, _ = editor.cells(**SIZE)
+    assert np.abs(editor.page_cells() - video).max() <= 1 / 512
+    editor.path([(0.1, 0.9), (0.9, 0.9)])
+    assert all(len(point) == 2 for point in editor.document()["layers"][1]["keys"][0]["points"]), "a mouse has none"
+
+
+def test_strokes_join_the_chosen_layer_and_move_as_one(editor: EditorPage) -> None:
+    editor.load(GRAPH)
+    editor.zoom_graph(0.7)
+    editor.path([(0.1, 0.2), (0.2, 0.2)])
+    editor.path([(0.1, 0.4), (0.2, 0.4)])
+    chips = "editor.root.querySelectorAll('[data-layer]')"
+    assert editor.get(f"{chips}[0].textContent") == "●stroke-1 (2 strokes)"
+    editor.press("End", "v")
+    editor.path([(0.15, 0.2), (0.55, 0.2)])
+    one, two = editor.document()["layers"]
+    assert one["group"] == two["group"]
+    for layer in (one, two):
+        assert [key["frame"] for key in layer["keys"]] == [0, FRAMES - 1]
+        assert layer["keys"][1]["offset"] == pytest.approx([0.4, 0], abs=0.01)
+    editor.page.locator("[data-action=new-layer]").click()
+    editor.press("b")
+    editor.path([(0.3, 0.7), (0.4, 0.7)])
+    assert editor.get(f"{chips}.length") == 2
+    editor.press("Escape", "v")
+    editor.path([(0.55, 0.4), (0.55, 0.6)])
+    assert editor.get("editor.layer.group") == one["group"], "a press on a shape chooses it"
+    editor.press("Delete")
+    assert [layer["id"] for layer in editor.document()["layers"]] == ["stroke-3"]
+
+
+def test_a_shape_is_drawn_anew_at_another_frame(editor: EditorPage) -> None:
+    editor.load(GRAPH)
+    editor.zoom_graph(0.7)
+    editor.press("l")
+    editor.path(circle(0.25, 0.5, 0.1))
+    editor.press("End")
+    editor.page.get_by_role("button", name="The next shape that you draw").click()
+    editor.path(circle(0.75, 0.5, 0.2, points=24))
+    (layer,) = editor.document()["layers"]
+    first, last = (np.array(key["points"]) for key in layer["keys"])
+    assert first.shape == last.shape
+    assert last.mean(axis=0) == pytest.approx([0.75, 0.5], abs=0.02)
+    video, _ = editor.cells(**SIZE)
+    assert np.abs(editor.page_cells() - video).max() <= 1 / 512
+    assert (video[-1] > 0).sum() > 2 * (video[0] > 0).sum()
+
+
+def test_imported_and_connected_masks_and_the_latents_own_are_shaded_and_run(
+    editor: EditorPage, comfyui: ComfyUI, request: pytest.FixtureRequest
+) -> None:
+    left, right = np.zeros((2, HEIGHT, WIDTH), np.uint8)
+    left[30:60, 20:70] = right[70:90, 150:230] = 255
+    for name, pixels in (("left", left), ("right", right)):
+        Image.fromarray(pixels).save(comfyui.base / "input" / f"{name}.png")
+    editor.load(GRAPH)
+    editor.zoom_graph(0.7)
+    editor.page.evaluate(_CONNECT)
+    editor.run_up_to_here()
+    editor.page.wait_for_function("() => document.querySelector('[data-part=carried]')")
+    assert editor.get("editor.statistics.report.videoPercent") == 100
+    assert editor.get("editor.cells.carriedAt(0).every((value) => Math.abs(value - 0.25) < 0.01)")
+    editor.page.get_by_role("button", name="The MASK that is connected").click()
+    editor.page.set_input_files("[aria-label='Mask file']", comfyui.base / "input" / "left.png")
+    top = "some((value, at, all) => value && at < all.length / 2)"
+    editor.page.wait_for_function(f"() => window.h3Engine.maskEditor(app.graph.getNodeById(2)).cells.token(0).{top}")
+    editor.settle()
+    assert [layer["file"] for layer in editor.document()["layers"]] == ["@mask", "h3_masks/left.png"]
+    expected = np.stack([left, right]).max(0).reshape(HEIGHT // 16, 16, WIDTH // 16, 16).max(axis=(1, 3)) / 255
+    assert np.array_equal(editor.page_cells()[3], expected)
+    editor.page.screenshot(path=_artifact(f"mask_editor_layers_{request.node.callspec.id}.png"))
+    editor.run()
+    stored = load_file(comfyui.base / "output" / "painted.safetensors")["noise_mask.0"][0, 0]
+    assert np.allclose(stored, np.maximum(expected, 0.25)[None], atol=1 / 256)
+
+
+_CONNECT = """() => { const add = (type, values) => { const node = LiteGraph.createNode(type); app.graph.add(node);
+        for (const widget of node.widgets ?? []) if (widget.name in values) widget.value = values[widget.name];
+        return node; };
+    const mask = app.graph.getNodeById(2), solid = add('SolidMask', { value: 0.25, width: 256, height: 128 });
+    const before = add('H3EngineMaskFromImages', {});
+    const image = add('LoadImageMask', { image: 'right.png', channel: 'red' });
+    app.graph.getNodeById(1).connect(0, before, 0);
+    solid.connect(0, before, before.inputs.findIndex((input) => input.name === 'mask'));
+    before.connect(0, mask, 0);
+    image.connect(0, mask, mask.inputs.findIndex((input) => input.name === 'mask')); }"""
+
+
+def test_what_cannot_be_painted_on_yet_says_what_to_do(editor: EditorPage) -> None:
+    editor.load(GRAPH)
+    editor.page.evaluate("() => app.graph.getNodeById(2).disconnectInput(0)")
+    note = editor.page.locator("[data-part=locked]")
+    note.wait_for(state="visible", timeout=10_000)
+    assert "Connect “latent”" in str(note.text_content())
+    assert not note.get_by_role("button").is_visible()
+    editor.page.evaluate(
+        "() => { const node = LiteGraph.createNode('H3EngineLoadLatent'); app.graph.add(node);"
+        " node.connect(0, app.graph.getNodeById(2), 0); }"
+    )
+    note.get_by_role("button").wait_for(state="visible", timeout=10_000)
+    assert "Run what leads here" in str(note.text_content())
+    assert editor.get("editor.root.querySelector('[data-part=where]').textContent") == "length not known yet"
+
+
+def test_the_editor_is_read_as_well_in_the_light_theme(editor: EditorPage, request: pytest.FixtureRequest) -> None:
+    editor.load(GRAPH)
+    editor.zoom_graph(0.8)
+    editor.path([(0.3, 0.3), (0.6, 0.3)])
+    theme = "(name) => app.extensionManager.setting.set('Comfy.ColorPalette', name)"
+    editor.page.evaluate(theme, "light")
+    try:
+        editor.page.wait_for_function(f"() => ({_CONTRAST})()[1] > 0.5", timeout=10_000)
+        editor.page.screenshot(path=_artifact(f"mask_editor_light_{request.node.callspec.id}.png"))
+        contrast, _ = editor.page.evaluate(_CONTRAST)
+    finally:
+        editor.page.evaluate(theme, "dark")
+    assert contrast >= 4.5, "as WCAG asks of text"
+
+
+_CONTRAST = """() => { const light = (text) => { const [r, g, b] = text.match(/[0-9.]+/g).map((value) => value / 255)
+        .map((value) => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+    const root = document.querySelector('.h3-mask');
+    const pairs = [root, ...root.querySelectorAll('button:not(:disabled), select')].map((element) => {
+        const { color, backgroundColor } = getComputedStyle(element), [a, b] = [light(color), light(backgroundColor)];
+        return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05); });
+    return [Math.min(...pairs), light(getComputedStyle(root).backgroundColor)]; }"""

@@ -28,10 +28,13 @@ def test_what_is_painted_is_made_anew_on_two_ranks_and_the_rest_stays_bit_for_bi
         editor = EditorPage(page)
         editor.load(template)
         editor.zoom_graph(0.8)
-        assert not editor.get("editor.editable"), "the size is not known before the clip was encoded"
+        page.wait_for_function("() => window.h3Engine.maskEditor(app.graph.getNodeById(5)).editable")
+        guessed = editor.get("editor.known")
         page.evaluate(_STORE)
         editor.run_up_to_here(seconds=300)
         canvas = editor.get("editor.known")
+        assert canvas == guessed, "the clip's file tells the size before anything ran"
+        assert editor.get("app.graph.getNodeById(7).widgets.find((widget) => widget.name === 'seed').value") == 42
         page.wait_for_function("() => window.h3Engine.maskEditor(app.graph.getNodeById(5)).source?.pictures.size > 0")
         assert "key" in editor.get("editor.source.source"), "the frames are those that the node was given"
 

@@ -61,6 +61,19 @@ def test_a_large_clip_comes_small_and_with_the_peaks_of_its_sound(comfyui: Comfy
     assert Image.open(BytesIO(ask(comfyui, "frame", file="large.png", n=0))).size == (640, 320)
 
 
+def test_a_turned_clip_is_shown_upright(comfyui: ComfyUI) -> None:
+    frames = np.zeros((5, 48, 64, 3), np.uint8)
+    frames[:, :8] = 255
+    write_clip(comfyui.base / "input" / "turned.mp4", frames, rotation=90)
+    facts = json.loads(ask(comfyui, "source", file="turned.mp4"))
+    assert (facts["width"], facts["height"], facts["frames"]) == (48, 64, 5)
+    shown = picture(ask(comfyui, "frame", file="turned.mp4", n=0))
+    assert shown.shape == (64, 48)
+    stripe = [shown[:, :6].mean(), shown[:, -6:].mean()]
+    assert max(stripe) > 200
+    assert min(stripe) < 50
+
+
 def test_a_raster_takes_the_largest_pixel_under_each_square(comfyui: ComfyUI) -> None:
     mask = np.zeros((60, 100), np.uint8)
     mask[31, 57] = 200

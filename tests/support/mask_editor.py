@@ -149,6 +149,20 @@ class EditorPage:
         mouse.up()
         self.settle()
 
+    def pen(self, points: Sequence[tuple[float, float, float]]) -> None:
+        """Draw with a pen over places in fractions of the picture, each with a pressure in 0..1."""
+        left, top, width, height = self.page.evaluate(_PICTURE)
+        session = self.page.context.new_cdp_session(self.page)
+        kinds = ["mousePressed", *["mouseMoved"] * (len(points) - 1)]
+        places = [(left + x * width, top + y * height, pressure) for x, y, pressure in points]
+        for kind, (x, y, pressure) in [*zip(kinds, places, strict=True), ("mouseReleased", places[-1])]:
+            event = {"type": kind, "x": x, "y": y, "force": pressure, "pointerType": "pen", "button": "left"}
+            session.send(
+                "Input.dispatchMouseEvent", {**event, "buttons": int(kind != "mouseReleased"), "clickCount": 1}
+            )
+        session.detach()
+        self.settle()
+
     def wheel(self, x: float, y: float, turns: float) -> None:
         """Turn the wheel over a place in fractions of the picture, below 0 into it, and wait until the view follows."""
         left, top, width, height = self.page.evaluate(_PICTURE)

@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 import { emptyDocument } from "../../web/mask_editor/document.js";
-import { applyPreset, clearAll, invertPicture, moveToCanvas, putKey, putRange, removeKey, snapEdge, snapSpan, transformLayer } from "../../web/mask_editor/edits.js";
+import { applyPreset, clearAll, invertPicture, moveToCanvas, putKey, putRange, removeKey, snapEdge, snapSpan, moveWhole, transformLayer } from "../../web/mask_editor/edits.js";
 import { History } from "../../web/mask_editor/history.js";
 import { pictureBox, toFractions, WHOLE, zoomAt } from "../../web/mask_editor/viewport.js";
 
@@ -33,8 +33,11 @@ test("spans go outward to whole tokens and whole latents, edges to the nearest",
 
 test("presets set both lanes, and leave something to keep and something to make", () => {
   const keep = applyPreset(emptyDocument(CANVAS), "keep-start", { frames: 39, seconds: 1 });
-  assert.deepEqual(keep.video.ranges.map(({ from, to, value }) => [from, to, value]), [[0, 22, 0], [22, 39, 1]]);
-  assert.deepEqual(keep.audio.ranges.map(({ from, to, value }) => [from, to, value]), [[0, 22, 0], [22, 39, 1]]);
+  // All of the second that is to stay stays: 24 frames end within the token of 22 to 25.
+  assert.deepEqual(keep.video.ranges.map(({ from, to, value }) => [from, to, value]), [[0, 26, 0], [26, 39, 1]]);
+  assert.deepEqual(keep.audio.ranges.map(({ from, to, value }) => [from, to, value]), [[0, 26, 0], [26, 39, 1]]);
+  const redo = applyPreset(emptyDocument(CANVAS), "redo-end", { frames: 39, seconds: 1 });
+  assert.deepEqual(redo.video.ranges[1], { from: 13, to: 39, value: 1 });
   const all = applyPreset(emptyDocument(CANVAS), "keep-start", { frames: 39, seconds: 99 });
   assert.deepEqual(all.video.ranges[1], { from: 35, to: 39, value: 1 });
 });
@@ -43,16 +46,19 @@ test("inverting twice gives the document back, clearing keeps what is not known"
   const painted = { ...emptyDocument(CANVAS), layers: [LAYER], extra: 7 };
   assert.deepEqual(invertPicture(invertPicture(painted)), painted);
   assert.equal(invertPicture(painted).layers[0].mode, "erase");
-  assert.deepEqual(clearAll(painted), { ...emptyDocument(CANVAS), extra: 7 });
+  assert.deepEqual(clearAll(painted), { ...emptyDocument(), extra: 7 });
 });
 
-test("the first key always has points, moving a layer with several keys makes one", () => {
+test("the first key always has points, moving a layer makes a key there, or moves it at all keys", () => {
   const early = putKey(LAYER, { frame: 0, offset: [0, 0], scale: 1 });
   assert.deepEqual(early.keys[0].points, LAYER.keys[0].points);
   assert.deepEqual(removeKey(LAYER, 5), LAYER);
   const two = putKey(LAYER, { frame: 30, offset: [0.2, 0], scale: 1 });
   assert.deepEqual(removeKey(two, 5).keys[0].points, LAYER.keys[0].points);
-  assert.equal(transformLayer(LAYER, 20, CANVAS, { dx: 0.1 }).keys.length, 1);
+  const moved = transformLayer(LAYER, 20, CANVAS, { dx: 0.1 });
+  assert.deepEqual(moved.keys.map(({ frame, offset }) => [frame, offset]), [[5, undefined], [20, [0.1, 0]]]);
+  assert.equal(transformLayer(LAYER, 5, CANVAS, { dx: 0.1 }).keys.length, 1);
+  assert.deepEqual(moveWhole(two, { dx: 0.1, dy: 0 }).keys.map(({ offset }) => offset?.[0].toFixed(2)), ["0.10", "0.30"]);
   assert.deepEqual(transformLayer(two, 20, CANVAS, { dx: 0.1 }).keys.map((key) => key.frame), [5, 20, 30]);
 });
 

@@ -14,10 +14,11 @@ interface SavedNode {
   widgets_values?: unknown[];
 }
 
-interface Widget {
+export interface Widget {
   name: string;
   value: unknown;
   hidden?: boolean;
+  callback?(value: unknown): void;
   serialize?: boolean;
   options?: Record<string, unknown>;
 }
@@ -62,6 +63,7 @@ interface Api extends EventTarget {
 }
 
 export interface App {
+  graph?: { nodes?: GraphNode[] };
   api: Api;
   nodeOutputs?: Record<string, Record<string, unknown>>;
   extensionManager?: { workflow?: { activeWorkflow?: { changeTracker?: { checkState(): void } } } };

@@ -9,6 +9,7 @@ import { combine, SampleGrid, SAMPLES } from "./shapes.js";
 /** @typedef {import("./document.js").MaskDocument} MaskDocument */
 /** @typedef {import("./document.js").Layer} Layer */
 /** @typedef {import("./document.js").Range} Range */
+/** @typedef {{ video: Float32Array, audio: Float32Array }} Carried the mask that the latent came with: tokens x rows x columns, 2 x latents */
 /** @typedef {{ width: number, height: number, frames: number }} Size pixels (multiples of 16) and pixel frames (17n+5) */
 /**
  * Pixels of a raster layer's file.
@@ -30,6 +31,8 @@ import { combine, SampleGrid, SAMPLES } from "./shapes.js";
 
 export const FPS = 24;
 export const CELL = 16;
+/** Pixels of a side of the model's rows, which a canvas is a multiple of. */
+const ROW = 2 * CELL;
 /** Pixel frames covered by latent frames 0..4 of each chunk of 17. */
 export const FRAMES_PER_TOKEN = [1, 4, 4, 4, 4];
 
@@ -66,6 +69,40 @@ export function audioCount(frames) {
   return Math.round((frames * 40) / 24);
 }
 
+/**
+ * Return the frames that a video of some seconds has: the next 17n+5.
+ * @param {number} seconds
+ */
+export function framesOfSeconds(seconds) {
+  return wholeFrames(evenRound(seconds * FPS));
+}
+
+/** @param {number} frames @returns {number} the next 17n+5 */
+function wholeFrames(frames) {
+  return Math.max(0, Math.ceil((frames - 5) / 17)) * 17 + 5;
+}
+
+/** Longer clips than this are not edited in one piece. */
+const MOST_FRAMES = 24 * 60 + 17;
+
+/**
+ * Return the size of the latent that a clip becomes where nothing else is asked for (engine/media_conditions.py); null when
+ * the engine makes none of it.
+ * @param {{ width: number, height: number, frames: number }} clip pixels, frames at 24 a second
+ * @returns {Size | null}
+ */
+export function canvasOfClip({ width, height, frames }) {
+  const [w, h] = [width, height].map((side) => Math.max(ROW, evenRound(side / ROW) * ROW));
+  const known = frames <= MOST_FRAMES && w <= 4 * h && h <= 4 * w;
+  return known ? { width: w, height: h, frames: wholeFrames(frames) } : null;
+}
+
+/** @param {number} value @returns {number} as Python rounds: a half to the even one */
+function evenRound(value) {
+  const low = Math.floor(value);
+  return value - low === 0.5 ? low + (low % 2) : Math.round(value);
+}
+
 /** What was computed for this many looks of a frame, and of a token, is kept. */
 const KEPT = 1024;
 /** What a time may miss an edge of a sound latent by, in latents, and still end there. */
@@ -87,6 +124,8 @@ export class MaskCells {
     /** @type {WeakMap<object, number>} */
     this.numbers = new WeakMap();
     this.last = 0;
+    /** @type {Carried | null} */
+    this.carried = null;
     this.samples = new Float32Array(this.columns * this.rows * SAMPLES * SAMPLES);
   }
 
@@ -154,12 +193,34 @@ export class MaskCells {
   }
 
   /**
+   * Return the mask that the latent came with, of one token; null without one.
+   * @param {number} token
+   */
+  carriedAt(token) {
+    const count = this.rows * this.columns;
+    return this.carried && this.carried.video.subarray(token * count, (token + 1) * count);
+  }
+
+  /**
+   * Return what is regenerated of a token: by this document or by the mask that the latent came with.
+   * @param {number} token
+   */
+  whole(token) {
+    return larger(this.token(token), this.carriedAt(token));
+  }
+
+  /** Return the same of the sound, 2 x latents. */
+  wholeAudio() {
+    return larger(this.audio(), this.carried?.audio ?? null);
+  }
+
+  /**
    * Return what the mask does, in numbers.
    * @returns {MaskReport}
    */
   describe() {
     const touched = Array.from({ length: this.tokens }, (_, token) => this.rowsOf(token).filter((row) => row > 0).length);
-    const sound = this.audio();
+    const sound = this.wholeAudio();
     const count = sound.length / 2;
     const latents = Array.from({ length: count }, (_, i) => Math.max(sound[i], sound[count + i]));
     const rows = (this.rows * this.columns) / 4;
@@ -182,7 +243,7 @@ export class MaskCells {
    * @returns {Float32Array}
    */
   rowsOf(token) {
-    const largest = largestOfTiles(this.token(token), this.rows, this.columns, 2);
+    const largest = largestOfTiles(this.whole(token), this.rows, this.columns, 2);
     return largest.map((value) => Math.ceil(value * 256) / 256);
   }
 
@@ -253,6 +314,15 @@ export class MaskCells {
     if (this.kept.size > KEPT) this.kept.delete(this.kept.keys().next().value ?? "");
     return found;
   }
+}
+
+/**
+ * @param {Float32Array} cells
+ * @param {Float32Array | null} others
+ * @returns {Float32Array}
+ */
+function larger(cells, others) {
+  return others ? cells.map((value, i) => Math.max(value, others[i])) : cells;
 }
 
 /**

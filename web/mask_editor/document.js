@@ -22,6 +22,7 @@ export const VERSION = 1;
  * @property {boolean} enabled
  * @property {string} name
  * @property {string} file of a raster: its uploaded file
+ * @property {string} [group] what layers share that belong together
  */
 /** @typedef {{ from: number, to: number, value: number, channel?: number | null }} Range pixel frames [from, to) */
 /**
@@ -292,7 +293,7 @@ function pointsOf(layer, at) {
 }
 
 /** @param {number[]} values */
-function middleOf(values) {
+export function middleOf(values) {
   let low = Infinity;
   let high = -Infinity;
   for (const value of values) {

@@ -1,15 +1,17 @@
-// One editor: the document with its history, what is chosen and shown, and the drawing of both canvases. It knows its elements
+// One editor: the document with its history, what is chosen and shown, and when both canvases are drawn. It knows its elements
 // and, through `Host`, the node; ComfyUI itself is known to widget.js only.
 
 import { MaskCells, tokenCount, tokenOfFrame, tokenStart } from "./cells.js";
-import { emptyDocument, isActive, readDocument, shapeAt, writeDocument } from "./document.js";
+import { emptyDocument, isActive, readDocument, writeDocument } from "./document.js";
 import { prepare } from "./dom.js";
-import { changeLayer, moveToCanvas, snapSpan } from "./edits.js";
+import { moveToCanvas, snapSpan } from "./edits.js";
 import { FrameStore } from "./frames.js";
+import { CarriedStore } from "./carried.js";
+import { changeGroup } from "./groups.js";
 import { History } from "./history.js";
 import { listenToKeys } from "./keys.js";
-import { drawCells, drawCursor, drawEdges, drawEmpty, drawGrid, drawPicture, drawShape } from "./overlay.js";
 import { buildPanel } from "./panel.js";
+import { drawEditor } from "./picture.js";
 import { RasterStore } from "./rasters.js";
 import { Statistics } from "./statistics.js";
 import { drawTimeline } from "./timeline.js";
@@ -29,6 +31,10 @@ import { pictureBox, WHOLE } from "./viewport.js";
  * @property {(text: string) => void} save writes the widget's text
  * @property {(route: string) => string} url
  * @property {() => Size | null} size of the latent, as far as the graph tells
+ * @property {() => string | null} carried key of the mask that the latent came with
+ * @property {() => boolean} edited whether the document is another one than in the last run
+ * @property {() => string[]} notes what the last run had to say
+ * @property {() => boolean} connected whether there is a latent
  * @property {(gone: string) => Source | null} source of the frames; gone: key of a clip that is not kept any more
  * @property {() => Source | null} result of the last run
  * @property {() => number | null} seconds that the last run's sampling took
@@ -41,13 +47,14 @@ import { pictureBox, WHOLE } from "./viewport.js";
 /** @typedef {ReturnType<typeof freshState>} State */
 
 const ASPECT_SLACK = 1.05;
-const PREFETCH = 8;
+const SAID_MS = 5000;
+const FIRST_BRUSH = { size: 64, softness: 16, strength: 1 };
 
 function freshState() {
   return {
     frame: 0,
     tool: /** @type {Tool} */ ("brush"),
-    brush: { size: 64, softness: 16, strength: 1 },
+    brush: FIRST_BRUSH,
     lives: /** @type {Lives} */ ("all"),
     marked: /** @type {[number, number] | null} */ (null),
     selected: /** @type {string | null} */ (null),
@@ -61,6 +68,7 @@ function freshState() {
     wipe: 0.5,
     full: false,
     playing: false,
+    said: "",
     view: WHOLE,
   };
 }
@@ -88,9 +96,11 @@ export class MaskEditor {
     this.pointer = null;
     /** @type {ImageBitmap | null} */
     this.lastPicture = null;
+    this.saying = 0;
     this.drawing = 0;
     this.closed = false;
     this.closing = new AbortController();
+    this.carried = new CarriedStore(host.url, () => this.#changed());
     this.rasters = new RasterStore(host.url, () => this.#changed());
     this.statistics = new Statistics(() => this.redraw());
     this.panel = buildPanel(this);
@@ -151,12 +161,21 @@ export class MaskEditor {
   /** Say how the document differs from the latent that is connected, in words; empty when it fits. */
   mismatch() {
     const [drawn, given] = [this.document.canvas, this.given];
-    if (!drawn || !given) return "";
+    const { layers, video, audio } = this.document;
+    if (!drawn || !given || !(layers.length + video.ranges.length + audio.ranges.length)) return "";
     const ratio = (drawn.width * given.height) / (drawn.height * given.width);
     const fits = drawn.frames === given.frames && ratio <= ASPECT_SLACK && 1 / ratio <= ASPECT_SLACK;
     if (fits) return "";
     const name = (/** @type {Size} */ s) => `${s.width}x${s.height}, ${s.frames} frames`;
     return `This edit was painted on ${name(drawn)}; the latent is ${name(given)}.`;
+  }
+
+  /** Say why the layers of this frame do not count; empty when they do. */
+  overruled() {
+    const run = this.document.video.ranges.findLast(({ from, to }) => from <= this.frame && this.frame < to);
+    if (!run || !this.document.layers.some((layer) => isActive(layer, this.frame))) return "";
+    const does = run.value === 0 ? "keeps all" : run.value === 1 ? "regenerates all" : `sets ${Math.round(run.value * 100)}% for all`;
+    return `The run in the “picture” lane ${does} of this frame: layers do not count here.`;
   }
 
   /** Frames [from, to) in which a new layer lives. @returns {[number, number]} */
@@ -240,11 +259,17 @@ export class MaskEditor {
   }
 
   undo() {
-    if (this.editable && this.history.undo()) this.#write();
+    if (this.editable && this.history.undo()) this.#stepped();
   }
 
   redo() {
-    if (this.editable && this.history.redo()) this.#write();
+    if (this.editable && this.history.redo()) this.#stepped();
+  }
+
+  /** What was chosen may be gone: then the uppermost layer is. */
+  #stepped() {
+    if (this.state.selected && !this.layer) this.state.selected = this.document.layers.at(-1)?.id ?? null;
+    this.#write();
   }
 
   #write() {
@@ -255,12 +280,12 @@ export class MaskEditor {
 
   /** @param {MaskDocument} document @returns {MaskDocument} */
   #onCanvas(document) {
-    return document.canvas ? document : { ...document, canvas: { ...this.size } };
+    return document.canvas ? document : { ...document, canvas: { ...(this.given ?? this.size) } };
   }
 
-  /** @param {(layer: Layer) => Layer} change @param {string} [tag] */
+  /** @param {(layer: Layer) => Layer} change of the chosen layer and what belongs to it @param {string} [tag] */
   changeSelected(change, tag = "") {
-    if (this.layer) this.commit(changeLayer(this.document, this.layer.id, change), tag && `${tag} ${this.layer.id}`);
+    if (this.layer) this.commit(changeGroup(this.document, this.layer, change), tag && `${tag} ${this.layer.id}`);
   }
 
   /** Bring the edit to the latent that is connected. */
@@ -285,6 +310,14 @@ export class MaskEditor {
   goToToken(by) {
     const token = tokenOfFrame(this.frame) + by;
     this.goTo(tokenStart(Math.min(tokenCount(this.frames) - 1, Math.max(0, token))));
+  }
+
+  /** Say something for some seconds. @param {string} text */
+  say(text) {
+    this.state.said = text;
+    clearTimeout(this.saying);
+    this.saying = window.setTimeout(() => this.show({ said: "" }), SAID_MS);
+    this.redraw();
   }
 
   /** @param {[number, number] | null} marked */
@@ -352,10 +385,20 @@ export class MaskEditor {
       this.state.frame = Math.min(this.frame, frames - 1);
       this.state.marked = null;
     }
+    this.cells.carried = this.carried.of(this.host.carried(), this.cells);
     this.cells.update(this.document, this.rasters.of(this.document, this.size));
+    this.#sizeBrush();
     if (this.known) this.statistics.start(this.cells);
     else this.statistics.clear();
     this.redraw();
+  }
+
+  /** Until somebody chooses one, the brush is of a size for the picture. */
+  #sizeBrush() {
+    if (!this.known || this.state.brush !== FIRST_BRUSH) return;
+    const short = Math.min(this.canvas.width, this.canvas.height);
+    const [size, softness] = [Math.round(short / 8), Math.round(short / 32)];
+    if (size < FIRST_BRUSH.size) this.state.brush = { ...FIRST_BRUSH, size, softness };
   }
 
   redraw() {
@@ -363,89 +406,16 @@ export class MaskEditor {
     this.drawing = requestAnimationFrame(() => {
       this.drawing = 0;
       this.panel.update();
-      this.#drawPicture();
+      drawEditor(this);
       const { time } = this.panel;
       const context = prepare(time, devicePixelRatio * this.panel.scale());
-      if (context) drawTimeline(context, this.timeState(), time.clientWidth, time.clientHeight);
+      if (context && this.known) drawTimeline(context, this.timeState(), time.clientWidth, time.clientHeight);
     });
-  }
-
-  #drawPicture() {
-    const context = prepare(this.panel.picture, devicePixelRatio * this.panel.scale());
-    if (!context) return;
-    const box = this.box();
-    this.#drawFrames(context, box);
-    const { overlay, grid } = this.state;
-    if (grid) drawGrid(context, this.size, box);
-    const { columns } = this.cells;
-    if (this.known && overlay === "cells") {
-      const cells = this.cells.token(tokenOfFrame(this.frame));
-      if (this.comparing) drawEdges(context, cells, columns, box);
-      else drawCells(context, cells, columns, box);
-    }
-    this.#drawShapes(context, box);
-    this.#drawPointer(context, box);
-  }
-
-  /** @param {CanvasRenderingContext2D} context @param {import("./viewport.js").Box} box */
-  #drawFrames(context, box) {
-    const { frame, source } = this;
-    const picture = source?.get(frame);
-    if (picture) drawPicture(context, picture, box);
-    else {
-      const stale = this.lastPicture?.width ? this.lastPicture : null;
-      drawEmpty(context, box, stale ? "" : this.#emptyText());
-      // Until the frame is there the last one stays, faintly; while playing as it is.
-      if (stale) drawPicture(context, stale, box, this.state.playing ? 1 : 0.4);
-    }
-    this.lastPicture = picture ?? this.lastPicture;
-    if (this.state.onion && source) {
-      const token = tokenOfFrame(frame);
-      for (const other of [tokenStart(Math.max(0, token - 1)), Math.min(this.frames - 1, tokenStart(token + 1))]) {
-        const ghost = other !== frame && source.get(other);
-        if (ghost) drawPicture(context, ghost, box, 0.3);
-      }
-    }
-    if (this.state.playing) for (let ahead = 1; ahead <= PREFETCH; ahead++) source?.get((frame + ahead) % this.frames);
-    const after = this.comparing ? this.result?.get(frame) : null;
-    if (!after) return;
-    const x = box.left + this.wipe * box.width;
-    context.save();
-    context.beginPath();
-    context.rect(x, 0, 1e5, 1e5);
-    context.clip();
-    drawPicture(context, after, box);
-    context.restore();
-    context.fillStyle = "#ffd65a";
-    context.fillRect(x - 1, box.top, 2, box.height);
-  }
-
-  #emptyText() {
-    if (!this.known) return "Connect a latent (or run once) to know the size of the video.";
-    if (this.source?.problem) return `Frames: ${this.source.problem}.`;
-    return this.source ? "Loading frames …" : "No frames yet: connect source_images and press “Run up to here”.";
-  }
-
-  /** @param {CanvasRenderingContext2D} context @param {import("./viewport.js").Box} box */
-  #drawShapes(context, box) {
-    const { canvas, frame } = this;
-    const fill = this.state.overlay === "paint";
-    for (const layer of this.document.layers) {
-      if (layer.kind === "raster" || !isActive(layer, frame)) continue;
-      const selected = layer.id === this.selected && !this.pending && this.state.overlay !== "off";
-      if (fill || selected) drawShape(context, layer, shapeAt(layer, frame, canvas), { box, canvas, selected, fill });
-    }
-  }
-
-  /** @param {CanvasRenderingContext2D} context @param {import("./viewport.js").Box} box */
-  #drawPointer(context, box) {
-    if (!this.pointer || !this.editable || (this.tool !== "brush" && this.tool !== "erase")) return;
-    const scale = box.width / this.canvas.width;
-    drawCursor(context, ...this.pointer, { radius: (this.brush.size / 2) * scale, softness: this.brush.softness * scale });
   }
 
   close() {
     this.closed = true;
+    clearTimeout(this.saying);
     this.closing.abort();
     this.resizing.disconnect();
     this.statistics.clear();

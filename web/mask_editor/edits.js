@@ -46,31 +46,6 @@ export function changeLayer(document, id, change) {
 }
 
 /**
- * @param {MaskDocument} document
- * @param {string} id
- * @returns {MaskDocument}
- */
-export function removeLayer(document, id) {
-  return { ...document, layers: document.layers.filter((layer) => layer.id !== id) };
-}
-
-/**
- * Move a layer up (later, over the others) or down in the order.
- * @param {MaskDocument} document
- * @param {string} id
- * @param {number} by
- * @returns {MaskDocument}
- */
-export function reorderLayer(document, id, by) {
-  const layers = [...document.layers];
-  const from = layers.findIndex((layer) => layer.id === id);
-  const to = Math.min(layers.length - 1, Math.max(0, from + by));
-  const [moved] = layers.splice(from, 1);
-  if (moved) layers.splice(to, 0, moved);
-  return { ...document, layers };
-}
-
-/**
  * Return the layer with a key at its frame, in place of one that is there. The first key always has points, and one without
  * points of its own between two keys whose points differ takes those on the way, so that the shape stays as it is.
  * @param {Layer} layer
@@ -118,8 +93,7 @@ export function keyHere(layer, frame, canvas) {
 }
 
 /**
- * Move and scale a layer as it is at a frame. With one key the whole layer moves, with several its place at this frame does
- * (a key is made).
+ * Move and scale a layer's place at a frame; a key is made there if there is none.
  * @param {Layer} layer
  * @param {number} frame
  * @param {Canvas} canvas
@@ -128,8 +102,23 @@ export function keyHere(layer, frame, canvas) {
  */
 export function transformLayer(layer, frame, canvas, { dx = 0, dy = 0, factor = 1 }) {
   const { offset, scale } = shapeAt(layer, frame, canvas);
-  const at = layer.keys.length > 1 ? frame : (layer.keys[0]?.frame ?? layer.range[0]);
+  const at = layer.keys.length ? frame : layer.range[0];
   return putKey(layer, { frame: at, offset: [offset[0] + dx, offset[1] + dy], scale: Math.max(0.01, scale * factor) });
+}
+
+/**
+ * Move a layer at all of its keys.
+ * @param {Layer} layer
+ * @param {{ dx: number, dy: number }} by fractions of the canvas
+ * @returns {Layer}
+ */
+export function moveWhole(layer, { dx, dy }) {
+  const keys = layer.keys.length ? layer.keys : [{ frame: layer.range[0] }];
+  const moved = (/** @type {Key} */ key) => {
+    const [x, y] = key.offset ?? [0, 0];
+    return { ...key, offset: /** @type {[number, number]} */ ([x + dx, y + dy]) };
+  };
+  return { ...layer, keys: keys.map(moved) };
 }
 
 /**
@@ -230,13 +219,14 @@ export function invertPicture(document) {
 }
 
 /**
- * Return the document that keeps everything.
+ * Return the document that keeps everything, of no canvas.
  * @param {MaskDocument} document
  * @returns {MaskDocument}
  */
 export function clearAll(document) {
   return {
     ...document,
+    canvas: null,
     layers: [],
     video: { ...document.video, base: 0, ranges: [] },
     audio: { ...document.audio, base: 0, ranges: [] },
@@ -255,11 +245,10 @@ export function applyPreset(document, preset, { frames, seconds }) {
   if (preset === "only-sound") return lanes(document, [{ ...all, value: 0 }], [{ ...all, value: 1 }]);
   if (preset === "only-picture") return lanes(document, [{ ...all, value: 1 }], []);
   if (preset === "box") return lanes(document, [], document.audio.ranges);
-  const wanted = preset === "keep-start" ? seconds * FPS : frames - seconds * FPS;
-  // At least one token is redone and one kept.
-  const edge = tokenStart(
-    Math.min(tokenCount(frames) - 1, Math.max(1, tokenOfFrame(Math.min(frames - 1, Math.max(0, Math.round(wanted)))))),
-  );
+  const wanted = Math.min(frames - 1, Math.max(0, Math.round(preset === "keep-start" ? seconds * FPS : frames - seconds * FPS)));
+  // Outward from what was asked for: all of the seconds are kept, or redone; at least one token is redone and one kept.
+  const token = preset === "keep-start" ? tokenOfFrame(Math.max(0, wanted - 1)) + 1 : tokenOfFrame(wanted);
+  const edge = tokenStart(Math.min(tokenCount(frames) - 1, Math.max(1, token)));
   const runs = [
     { from: 0, to: edge, value: 0 },
     { from: edge, to: frames, value: 1 },

@@ -19,6 +19,40 @@ export function query(source, more = {}) {
   return new URLSearchParams(Object.entries({ ...source, ...more }).map(([name, value]) => [name, String(value)])).toString();
 }
 
+/** The facts of clips' files, asked for once. */
+export class FactsStore {
+  /**
+   * @param {(route: string) => string} url of a route
+   * @param {() => void} changed called when facts have come
+   */
+  constructor(url, changed) {
+    this.url = url;
+    this.changed = changed;
+    /** @type {Map<string, Facts | null>} */
+    this.found = new Map();
+  }
+
+  /**
+   * Return a file's facts, or null and ask for them.
+   * @param {string} file by ComfyUI's name for it
+   */
+  of(file) {
+    if (!this.found.has(file)) {
+      this.found.set(file, null);
+      void this.#fetch(file);
+    }
+    return this.found.get(file) ?? null;
+  }
+
+  /** @param {string} file */
+  async #fetch(file) {
+    const answer = await fetch(this.url(`/h3_engine/source?${query({ file })}`)).catch(() => null);
+    if (!answer?.ok) return;
+    this.found.set(file, await answer.json());
+    this.changed();
+  }
+}
+
 export class FrameStore {
   /**
    * @param {Source} source

@@ -1,10 +1,11 @@
 // What the graph around a node tells: the size of its latent, the file of its source, the result behind it. Nothing is run.
 
-import { FPS } from "./cells.js";
+import { canvasOfClip, framesOfSeconds } from "./cells.js";
 
 /** @typedef {import("../../../scripts/app.js").GraphNode} GraphNode */
 /** @typedef {import("./cells.js").Size} Size */
 /** @typedef {import("./frames.js").Source} Source */
+/** @typedef {import("./frames.js").Facts} Facts */
 /** @typedef {{ filename: string, subfolder?: string, type?: string }} SavedFile */
 
 const FAR = 40; // nodes
@@ -20,13 +21,15 @@ export function valueOf(node, name) {
 }
 
 /**
- * Return the node that an input is connected to.
+ * Return the node that an input is connected to, through the nodes that only bend a line.
  * @param {GraphNode} node
  * @param {string} name
  */
 function before(node, name) {
   const slot = node.inputs?.findIndex((input) => input.name === name) ?? -1;
-  return slot < 0 ? null : (node.getInputNode?.(slot) ?? null);
+  let found = slot < 0 ? null : (node.getInputNode?.(slot) ?? null);
+  for (let far = 0; found?.type === "Reroute" && far < FAR; far++) found = found.getInputNode?.(0) ?? null;
+  return found;
 }
 
 /**
@@ -35,7 +38,7 @@ function before(node, name) {
  * @param {string} [name]
  * @returns {GraphNode[]}
  */
-function upstream(node, name) {
+export function upstream(node, name) {
   const found = new Set();
   const names = (/** @type {GraphNode} */ of) => (of.inputs ?? []).map((input) => input.name);
   let edge = (name ? [name] : names(node)).map((input) => before(node, input));
@@ -64,18 +67,73 @@ export function downstream(node) {
   return [...found];
 }
 
+/** Nodes that hand on a latent of the same size, and their input for it. @type {Record<string, string>} */
+const SAME_SIZE = {
+  H3EngineLatentMask: "latent",
+  H3EngineMaskFromImages: "latent",
+  H3EngineSampler: "latent",
+  H3EngineSaveLatent: "latent",
+  SetLatentNoiseMask: "samples",
+};
+
 /**
- * Return the size that the graph gives a node's latent where one node says all of it, else null.
+ * Return the node that decides the size of a node's latent, null when none is connected.
  * @param {GraphNode} node
+ */
+export function originOfLatent(node) {
+  let found = before(node, "latent");
+  for (let far = 0; found && far < FAR; far++) {
+    const input = SAME_SIZE[found.type ?? ""];
+    if (!input) break;
+    found = before(found, input);
+  }
+  return found;
+}
+
+/**
+ * Return the size that the graph gives a node's latent, as the engine would make it; null where only a run tells.
+ * @param {GraphNode} node
+ * @param {(file: string) => Facts | null} factsOf a clip's file, null while they are not known
  * @returns {Size | null}
  */
-export function sizeInGraph(node) {
-  const first = before(node, "latent");
-  if (!first || !["H3EngineEmptyLatent", "H3EngineKeyframes"].includes(first.type ?? "")) return null;
-  const [width, height, seconds] = ["width", "height", "seconds"].map((name) => Number(valueOf(first, name)));
-  if (!width || !height || !seconds) return null;
-  const frames = Math.max(5, Math.ceil((Math.round(seconds * FPS) - 5) / 17) * 17 + 5);
-  return { width, height, frames };
+export function sizeInGraph(node, factsOf) {
+  const origin = originOfLatent(node);
+  if (!origin) return null;
+  // What is connected to these is known to a run alone.
+  if (["width", "height", "seconds"].some((name) => before(origin, name))) return null;
+  const [width, height, seconds] = ["width", "height", "seconds"].map((name) => Number(valueOf(origin, name) ?? 0));
+  if (origin.type === "H3EngineEncodeMedia") return sizeOfClip(origin, { width, height }, factsOf);
+  if (!["H3EngineEmptyLatent", "H3EngineKeyframes"].includes(origin.type ?? "")) return null;
+  return width && height && seconds ? { width, height, frames: framesOfSeconds(seconds) } : null;
+}
+
+/**
+ * @param {GraphNode} encode
+ * @param {{ width: number, height: number }} asked 0: both follow the clip
+ * @param {(file: string) => Facts | null} factsOf
+ * @returns {Size | null}
+ */
+function sizeOfClip(encode, asked, factsOf) {
+  const file = clipOf(encode);
+  const facts = file ? factsOf(file) : null;
+  const size = facts && canvasOfClip(facts);
+  if (!size || !asked.width !== !asked.height) return null;
+  return asked.width ? { ...asked, frames: size.frames } : size;
+}
+
+/**
+ * Return the file whose whole clip, at its own rate, an Encode Media node is given; "" when that is not so.
+ * @param {GraphNode} encode
+ */
+function clipOf(encode) {
+  const images = before(encode, "images");
+  let loader = before(encode, "video") ?? images;
+  if (loader === images && loader?.type === "GetVideoComponents") {
+    loader = before(encode, "fps") === loader ? before(loader, "video") : null;
+  }
+  const name = loader?.type === "LoadVideo" ? "file" : loader?.type === "LoadImage" ? "image" : "";
+  const value = loader && name ? valueOf(loader, name) : "";
+  return typeof value === "string" ? value : "";
 }
 
 /**

@@ -1,6 +1,8 @@
 // The editor's keys, while it has the focus. Nothing of them reaches ComfyUI's own shortcuts.
 
-import { invertPicture, keyHere, removeLayer, withRanges } from "./edits.js";
+import { invertPicture, keyHere, withRanges } from "./edits.js";
+import { removeGroup } from "./groups.js";
+import { WHOLE } from "./viewport.js";
 
 /** @typedef {import("./editor.js").MaskEditor} MaskEditor */
 
@@ -12,11 +14,15 @@ const KEYS = {
   c: (editor) => editor.show({ tool: "ellipse" }),
   l: (editor) => editor.show({ tool: "lasso" }),
   v: (editor) => editor.show({ tool: "move" }),
-  k: (editor) => editor.changeSelected((layer) => keyHere(layer, editor.frame, editor.canvas)),
+  k: (editor) => {
+    if (editor.layer) editor.changeSelected((layer) => keyHere(layer, editor.frame, editor.canvas));
+    else editor.say("A key is of a layer: choose one first.");
+  },
   i: (editor) => editor.commit(invertPicture(editor.document)),
   o: (editor) => editor.show({ onion: !editor.state.onion }),
   g: (editor) => editor.show({ grid: !editor.state.grid }),
   f: (editor) => editor.setFull(!editor.state.full),
+  0: (editor) => editor.show({ view: WHOLE }),
   " ": (editor) => editor.play(),
   "[": (editor) => editor.show({ brush: { ...editor.brush, size: Math.max(2, Math.round(editor.brush.size / 1.2)) } }),
   "]": (editor) => editor.show({ brush: { ...editor.brush, size: Math.min(1024, Math.ceil(editor.brush.size * 1.2)) } }),
@@ -35,7 +41,7 @@ function remove(editor) {
     const ranges = editor.document[run.lane].ranges.filter((_, index) => index !== run.index);
     editor.chooseRun(null);
     editor.commit(withRanges(editor.document, run.lane, ranges));
-  } else if (editor.selected) editor.commit(removeLayer(editor.document, editor.selected));
+  } else if (editor.layer) editor.commit(removeGroup(editor.document, editor.layer));
 }
 
 /**
@@ -48,6 +54,7 @@ function press(editor, event) {
   if (event.ctrlKey || event.metaKey) {
     if (key === "z" && !event.shiftKey) editor.undo();
     else if (key === "y" || key === "z") editor.redo();
+    else if (key === "a") editor.root.ownerDocument.getSelection()?.removeAllRanges();
     else return false;
     return true;
   }
@@ -106,6 +113,12 @@ export function listenToKeys(editor, root) {
   root.addEventListener("click", (event) => {
     // A button that was pressed by the pointer gives the keys back to the editor.
     if (event.detail && event.target instanceof HTMLButtonElement) root.focus({ preventScroll: true });
+  });
+  // Nor do ComfyUI's own copy and paste take the node while the editor has the keys.
+  for (const name of ["copy", "cut", "paste"]) root.addEventListener(name, (event) => event.stopPropagation());
+  // So does a list once something was chosen.
+  root.addEventListener("change", (event) => {
+    if (event.target instanceof HTMLSelectElement) root.focus({ preventScroll: true });
   });
   for (const name of ["pointerup", "pointermove", "mousedown", "mousemove", "click", "dblclick", "contextmenu", "wheel"]) {
     root.addEventListener(name, (event) => event.stopPropagation());

@@ -1,8 +1,10 @@
 // The row of layers, and the controls of the chosen layer or the chosen run.
 
 import { button, slider, toggle } from "./controls.js";
+import { isActive } from "./document.js";
 import { make } from "./dom.js";
-import { addLayer, changeLayer, freeId, keyHere, removeKey, removeLayer, reorderLayer, withRanges } from "./edits.js";
+import { addLayer, freeId, keyHere, removeKey, withRanges } from "./edits.js";
+import { changeGroup, groupOf, membersOf, removeGroup, reorderGroup } from "./groups.js";
 
 /** @typedef {import("./editor.js").MaskEditor} MaskEditor */
 /** @typedef {import("./document.js").Layer} Layer */
@@ -24,18 +26,19 @@ export function buildLayers(editor) {
   const ofRun = runBar(editor, updates);
   const sound = soundBar(editor, updates);
   const hint = make("p", {}, "Paint on the picture, or drag on a lane: what is striped is regenerated, the rest stays. " +
-    "Choose a layer or a run to change it.");
+    "Strokes join the chosen layer; “+ new layer” starts another. Every edit is saved at once.");
   /** @type {readonly Layer[] | null} */
   let shown = null;
   let chosen = "";
   const update = () => {
     const { layers } = editor.document;
-    const now = `${editor.selected} ${editor.editable}`;
-    if (layers !== shown || chosen !== now) list.replaceChildren(importButton(editor), ...layers.map((layer) => chip(editor, layer)));
+    const acting = editor.overruled() ? [] : layers.filter((layer) => isActive(layer, editor.frame)).map((layer) => layer.id);
+    const now = `${editor.selected} ${editor.editable} ${editor.cells.carried !== null} ${acting}`;
+    if (layers !== shown || chosen !== now) list.replaceChildren(importButton(editor), newButton(editor), ...carriedChip(editor), ...chips(editor));
     [shown, chosen] = [layers, now];
     ofLayer.hidden = !editor.layer || runOf(editor) !== null;
     ofRun.hidden = !runOf(editor);
-    hint.hidden = !ofLayer.hidden || !ofRun.hidden;
+    hint.hidden = !ofLayer.hidden || !ofRun.hidden || !editor.editable;
     updates.forEach((one) => one());
   };
   return { element: make("div", { class: "h3-mask-foot" }, make("div", { class: "h3-mask-slot" }, hint, ofLayer, ofRun), make("div", { class: "h3-mask-bar" }, sound, list)), update };
@@ -70,18 +73,42 @@ export function addRaster(editor, file) {
   }));
 }
 
-/** @param {MaskEditor} editor @param {Layer} layer */
-function chip(editor, layer) {
+/** @param {MaskEditor} editor */
+function newButton(editor) {
+  const open = button("+ new layer", "What you paint next becomes a layer of its own (Esc); else strokes join the chosen layer",
+    () => editor.show({ selected: null, run: null, reshaping: false }), { "data-action": "new-layer" });
+  open.disabled = !editor.editable || !editor.layer;
+  return open;
+}
+
+/** @param {MaskEditor} editor @returns {HTMLElement[]} */
+function carriedChip(editor) {
+  const title = "The latent came with this mask, from a node before (violet). It is changed there; what either regenerates is regenerated.";
+  return editor.cells.carried ? [make("span", { class: "h3-mask-carried", "data-part": "carried", title }, "▨ mask of the latent")] : [];
+}
+
+/** @param {MaskEditor} editor @returns {HTMLElement[]} one for each group of layers, by its first */
+function chips(editor) {
+  const { layers } = editor.document;
+  return layers.filter((layer, at) => layers.findIndex((other) => groupOf(other) === groupOf(layer)) === at)
+    .map((layer) => chip(editor, layer, membersOf(editor.document, layer)));
+}
+
+/** @param {MaskEditor} editor @param {Layer} layer @param {Layer[]} members */
+function chip(editor, layer, members) {
   const { enabled, id, kind, keys, mode } = layer;
+  const acts = !editor.overruled() && members.some((member) => isActive(member, editor.frame));
+  const chosen = members.some((member) => member.id === editor.selected);
   const eye = button(enabled ? "●" : "○", enabled ? "Acts; press to switch it off" : "Off; press to switch it on",
-    () => editor.commit(changeLayer(editor.document, id, (old) => ({ ...old, enabled: !old.enabled }))));
+    () => editor.commit(changeGroup(editor.document, layer, (old) => ({ ...old, enabled: !enabled }))));
   eye.disabled = !editor.editable;
   const keyed = keys.length > 1 ? `, ${keys.length} keys` : "";
-  const name = `${layer.name || id} (${mode === "erase" ? "erase, " : ""}${kind === "polygon" ? "lasso" : kind}${keyed})`;
-  const pick = button(name, "Choose this layer; press again to choose none", () =>
-    editor.show({ selected: editor.selected === id ? null : id, run: null, reshaping: false }));
-  pick.setAttribute("aria-pressed", String(editor.selected === id));
-  return make("span", { class: "h3-mask-layer", "data-layer": id, "data-selected": String(editor.selected === id) }, eye, pick);
+  const what = members.length > 1 ? `${members.length} strokes` : `${mode === "erase" ? "erase, " : ""}${kind === "polygon" ? "lasso" : kind}`;
+  const name = `${layer.name || id} (${what}${keyed})`;
+  const pick = button(name, "Choose this layer", () =>
+    editor.show({ selected: id, run: null, reshaping: false }));
+  pick.setAttribute("aria-pressed", String(chosen));
+  return make("span", { class: "h3-mask-layer", "data-layer": id, "data-selected": String(chosen), "data-acts": String(acts) }, eye, pick);
 }
 
 /** @param {MaskEditor} editor @param {Update[]} updates */
@@ -94,6 +121,7 @@ function layerBar(editor, updates) {
   const change = (change, tag) => editor.changeSelected(change, tag);
   const hasKey = (/** @type {Layer} */ layer) => layer.keys.some((key) => key.frame === editor.frame);
   return make("div", { class: "h3-mask-bar", role: "group", "aria-label": "Chosen layer" },
+    make("b", {}, "chosen layer:"),
     act("◆ key here", "Hold the layer's place at this frame; then move it elsewhere at another frame (K)", () => change((layer) => keyHere(layer, editor.frame, editor.canvas)), hasKey),
     act("◇ remove key", "Take the key at this frame away", () => change((layer) => removeKey(layer, editor.frame)), undefined,
       (layer) => layer.keys.length > 1 && hasKey(layer)),
@@ -101,18 +129,18 @@ function layerBar(editor, updates) {
       () => change((layer) => ({ ...layer, interpolate: layer.interpolate === "linear" ? "hold" : "linear" })), (layer) => layer.interpolate === "linear"),
     act("redraw here", "The next shape that you draw becomes this layer's shape at this frame", () =>
       editor.show({ reshaping: !editor.state.reshaping, tool: editor.layer ? TOOL_OF[editor.layer.kind] : "brush" }),
-      () => editor.reshaping, (layer) => layer.kind !== "raster"),
-    act("keeps", "The layer keeps instead of regenerates", () => change((layer) => ({ ...layer, mode: layer.mode === "paint" ? "erase" : "paint" })), (layer) => layer.mode === "erase"),
-    act("to marked frames", "The layer lives in the marked frames only", () => change((layer) => ({ ...layer, range: editor.state.marked ?? layer.range })),
+      () => editor.reshaping, (layer) => layer.kind !== "raster" && membersOf(editor.document, layer).length === 1),
+    act("erases", "The layer keeps what it covers instead of regenerating it", () => change((layer) => ({ ...layer, mode: layer.mode === "paint" ? "erase" : "paint" })), (layer) => layer.mode === "erase"),
+    act("to marked frames", "The layer lives in the marked frames only (drag over “tokens” to mark)", () => change((layer) => ({ ...layer, range: editor.state.marked ?? layer.range })),
       undefined, () => editor.state.marked !== null),
     act("to all frames", "The layer lives in all frames", () => change((layer) => ({ ...layer, range: [0, editor.frames] }))),
     slider(updates, { name: "strength", unit: "%", title: "Of the chosen layer", max: 1, step: 0.05, get: () => editor.layer?.strength ?? 1,
       set: (strength) => change((layer) => ({ ...layer, strength }), "strength") }),
     slider(updates, { name: "soft", unit: "px", title: "Soft edge of the chosen layer", max: 128, get: () => editor.layer?.softness ?? 0,
       set: (softness) => change((layer) => ({ ...layer, softness }), "softness") }),
-    act("↑", "Over the next layer", () => editor.commit(reorderLayer(editor.document, editor.selected ?? "", 1))),
-    act("↓", "Under the layer before", () => editor.commit(reorderLayer(editor.document, editor.selected ?? "", -1))),
-    act("delete layer", "Take the chosen layer away (Delete)", () => editor.commit(removeLayer(editor.document, editor.selected ?? ""))),
+    act("↑", "Over the next layer", () => editor.layer && editor.commit(reorderGroup(editor.document, editor.layer, 1))),
+    act("↓", "Under the layer before", () => editor.layer && editor.commit(reorderGroup(editor.document, editor.layer, -1))),
+    act("delete layer", "Take the chosen layer away (Delete)", () => editor.layer && editor.commit(removeGroup(editor.document, editor.layer))),
   );
 }
 
@@ -153,9 +181,14 @@ function soundBar(editor, updates) {
   const audio = () => editor.document.audio;
   const put = (/** @type {Partial<ReturnType<typeof audio>>} */ changes) =>
     editor.commit({ ...editor.document, audio: { ...audio(), ...changes } });
+  const linked = button("", "Whether both channels of the sound are one lane", () => put({ linked: !audio().linked }), { "data-action": "linked" });
+  const base = button("", "What the sound is outside of its runs", () => put({ base: 1 - audio().base }), { "data-action": "base" });
+  updates.push(() => {
+    linked.textContent = audio().linked ? "L R linked" : "L R apart";
+    base.textContent = `sound elsewhere: ${audio().base ? "regenerate" : "keep"}`;
+  });
   return make("div", { class: "h3-mask-group" },
-    toggle(updates, button("L R linked", "Both channels of the sound are one lane", () => put({ linked: !audio().linked })), () => audio().linked, () => editor.editable),
-    toggle(updates, button("sound: regenerate", "What the sound is outside of its runs", () => put({ base: 1 - audio().base })),
-      () => audio().base === 1, () => editor.editable),
+    toggle(updates, linked, () => audio().linked, () => editor.editable),
+    toggle(updates, base, () => audio().base === 1, () => editor.editable),
   );
 }

@@ -10,18 +10,25 @@ import { CELL } from "./cells.js";
 /** @typedef {CanvasRenderingContext2D} Context */
 
 const RED = [255, 64, 96];
+const VIOLET = [150, 90, 255];
 const HATCH = 7;
 const MIN_TOKEN_PIXELS = 5;
+const NEAR = 10;
+const GHOST = 0.3;
 
 /** @type {HTMLCanvasElement | null} */
 let scratch = null;
 /** @type {HTMLCanvasElement | null} */
+let ghost = null;
+/** @type {HTMLCanvasElement | null} */
 let stripes = null;
+/** @type {HTMLCanvasElement | null} */
+let counterStripes = null;
 
 /**
  * Draw a picture so that it covers the box, cut as the engine cuts a clip: in the middle.
  * @param {Context} context
- * @param {ImageBitmap} picture
+ * @param {ImageBitmap | HTMLCanvasElement} picture
  * @param {Box} box
  * @param {number} [alpha]
  */
@@ -33,6 +40,30 @@ export function drawPicture(context, picture, box, alpha = 1) {
   context.globalAlpha = alpha;
   context.drawImage(picture, x, y, width, height, box.left, box.top, box.width, box.height);
   context.globalAlpha = 1;
+}
+
+/**
+ * Draw another picture faintly over the one that is there; what differs is tinted, the rest stays as it is.
+ * @param {Context} context
+ * @param {{ now: ImageBitmap, other: ImageBitmap, colour: string }} pictures
+ * @param {Box} box
+ */
+export function drawGhost(context, { now, other, colour }, box) {
+  ghost ??= document.createElement("canvas");
+  [ghost.width, ghost.height] = [now.width, now.height];
+  const pen = /** @type {Context} */ (ghost.getContext("2d"));
+  const whole = { left: 0, top: 0, width: now.width, height: now.height };
+  drawPicture(pen, now, whole);
+  pen.globalCompositeOperation = "difference";
+  drawPicture(pen, other, whole);
+  pen.globalCompositeOperation = "multiply";
+  pen.fillStyle = colour;
+  pen.fillRect(0, 0, now.width, now.height);
+  pen.globalCompositeOperation = "source-over";
+  drawPicture(context, other, box, GHOST);
+  context.globalCompositeOperation = "screen";
+  drawPicture(context, ghost, box);
+  context.globalCompositeOperation = "source-over";
 }
 
 /**
@@ -57,8 +88,9 @@ export function drawEmpty(context, box, text) {
  * @param {Float32Array} cells rows x columns, 0..1
  * @param {number} columns
  * @param {Box} box
+ * @param {{ carried?: boolean }} [how] carried: of the mask that the latent came with, in another colour and other stripes
  */
-export function drawCells(context, cells, columns, box) {
+export function drawCells(context, cells, columns, box, { carried = false } = {}) {
   const rows = cells.length / columns;
   scratch ??= document.createElement("canvas");
   if (scratch.width !== columns || scratch.height !== rows) [scratch.width, scratch.height] = [columns, rows];
@@ -68,7 +100,7 @@ export function drawCells(context, cells, columns, box) {
   for (let i = 0; i < cells.length; i++) {
     if (!cells[i]) continue;
     any = true;
-    image.data.set([...RED, 30 + 90 * cells[i]], 4 * i);
+    image.data.set([...(carried ? VIOLET : RED), 30 + 90 * cells[i]], 4 * i);
   }
   if (!any) return;
   small.putImageData(image, 0, 0);
@@ -77,7 +109,7 @@ export function drawCells(context, cells, columns, box) {
   context.imageSmoothingEnabled = true;
   context.save();
   context.clip(cellPath(cells, columns, box));
-  context.fillStyle = hatch(context);
+  context.fillStyle = context.createPattern(carried ? (counterStripes ??= hatch(true)) : (stripes ??= hatch(false)), "repeat") ?? "transparent";
   context.fillRect(box.left, box.top, box.width, box.height);
   context.restore();
 }
@@ -102,21 +134,19 @@ function cellPath(cells, columns, box) {
   return path;
 }
 
-/** @param {Context} context */
-function hatch(context) {
-  if (!stripes) {
-    stripes = document.createElement("canvas");
-    stripes.width = stripes.height = HATCH;
-    const pen = /** @type {Context} */ (stripes.getContext("2d"));
-    pen.strokeStyle = "rgba(255,255,255,0.45)";
-    pen.beginPath();
-    for (const shift of [-HATCH, 0, HATCH]) {
-      pen.moveTo(shift, HATCH);
-      pen.lineTo(shift + HATCH, 0);
-    }
-    pen.stroke();
+/** @param {boolean} falling */
+function hatch(falling) {
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = HATCH;
+  const pen = /** @type {Context} */ (tile.getContext("2d"));
+  pen.strokeStyle = "rgba(255,255,255,0.45)";
+  pen.beginPath();
+  for (const shift of [-HATCH, 0, HATCH]) {
+    pen.moveTo(shift, falling ? 0 : HATCH);
+    pen.lineTo(shift + HATCH, falling ? HATCH : 0);
   }
-  return context.createPattern(stripes, "repeat") ?? "transparent";
+  pen.stroke();
+  return tile;
 }
 
 /**
@@ -191,6 +221,25 @@ export function drawShape(context, layer, shape, { box, canvas, selected, fill }
   context.setLineDash(selected ? [6, 4] : [2, 3]);
   twoTone(context, selected ? 1.5 : 1, path);
   context.setLineDash([]);
+}
+
+/**
+ * Return whether a layer's shape is under a place of the canvas, within some pixels of a thin one.
+ * @param {Context} context
+ * @param {Layer} layer
+ * @param {Shape} shape in pixels of the document's canvas
+ * @param {{ box: Box, canvas: Canvas, at: [number, number] }} where
+ */
+export function hitsShape(context, layer, shape, { box, canvas, at }) {
+  const path = shapePath(layer, shape, box, canvas);
+  context.save();
+  context.setTransform(1, 0, 0, 1, 0, 0);
+  const stroke = layer.kind === "stroke" ? layer.size * shape.scale * (box.width / canvas.width) : 0;
+  context.lineWidth = Math.max(NEAR, stroke);
+  context.lineJoin = context.lineCap = "round";
+  const hit = context.isPointInStroke(path, ...at) || (layer.kind !== "stroke" && context.isPointInPath(path, ...at));
+  context.restore();
+  return hit;
 }
 
 /** @param {Layer} layer */

@@ -7,6 +7,7 @@ import { addLayer, applyPreset, clearAll, freeId, invertPicture, putRange, snapS
 import { buildLayers } from "./layers.js";
 import { statusOf } from "./statistics.js";
 import { addStyle } from "./style.js";
+import { WHOLE } from "./viewport.js";
 
 /** @typedef {import("./editor.js").MaskEditor} MaskEditor */
 /** @typedef {import("./tools.js").Tool} Tool */
@@ -20,7 +21,7 @@ const TOOLS = [
   ["rect", "▭ rect", "Drag a rectangle (R)."],
   ["ellipse", "◯ ellipse", "Drag an ellipse (C)."],
   ["lasso", "◌ lasso", "Draw around something (L)."],
-  ["move", "✥ move", "Drag the chosen layer at this frame (V); Alt and drag, or Alt and the wheel, scales it."],
+  ["move", "✥ move", "Drag a shape (V): its place is keyed at this frame. With Shift it moves at all frames; with Alt it scales."],
 ];
 /** @type {[Preset, string, string][]} */
 const PRESETS = [
@@ -28,10 +29,11 @@ const PRESETS = [
   ["redo-end", "regenerate the last … s", "Both lanes; snapped to whole tokens"],
   ["only-sound", "only the sound", "Keeps the picture"],
   ["only-picture", "only the picture", "Keeps the sound"],
-  ["box", "everything in a box", "A rectangle over all frames, to be moved"],
+  ["box", "a box of the picture", "A rectangle over all frames, to be moved"],
 ];
 
-const LANES = "Picture and sound: drag to regenerate, Shift and drag to keep; drag a run or its edges (Ctrl: between tokens); " +
+const PRESET_STEP = "preset";
+const LANES = "Picture and sound: drag to regenerate, Shift and drag to keep (out of a run too); drag a run or its edges (Ctrl: between tokens); " +
   "double click turns it. Tokens: drag to mark frames. Layer: drag its keys and its span.";
 
 /**
@@ -51,7 +53,7 @@ export function buildPanel(editor) {
     toolBar(editor, updates),
     editBar(editor, updates),
     noticeBar(editor, updates),
-    make("div", { class: "h3-mask-view" }, picture),
+    make("div", { class: "h3-mask-view" }, picture, lockedNote(editor, updates), caption(editor, updates)),
     playBar(editor, updates),
     time,
     layers.element,
@@ -60,7 +62,8 @@ export function buildPanel(editor) {
   updates.push(() => {
     const { report, stale } = editor.statistics;
     const { text, warning } = statusOf(report, { seconds: editor.host.seconds(), frames: editor.frames });
-    status.replaceChildren(make("b", {}, warning ? `⚠ ${warning} ` : ""), `${text}${stale && report ? " …" : ""}`);
+    const notes = editor.host.notes().map((note) => make("div", {}, note));
+    status.replaceChildren(make("b", {}, warning ? `⚠ ${warning} ` : ""), `${text}${stale && report ? " …" : ""}`, ...notes);
   });
   return {
     root,
@@ -83,19 +86,20 @@ function toolBar(editor, updates) {
   const full = button("", "Full screen (F)", () => editor.setFull(!state.full), { "data-action": "full" });
   updates.push(() => (full.textContent = state.full ? "close full screen" : "full screen"));
   return make("div", { class: "h3-mask-bar" },
+    full,
     make("div", { class: "h3-mask-group", role: "toolbar", "aria-label": "Tools" }, ...tools),
+    make("b", {}, "next shape:"),
     slider(updates, { name: "size", unit: "px", title: "Width of the brush in pixels of the video ([ and ])", max: 512,
       get: () => state.brush.size, set: (size) => brush({ size: Math.max(2, size) }) }),
     slider(updates, { name: "soft", unit: "px", title: "Width of the soft edge in pixels of the video (Shift and [ or ])", max: 128,
       get: () => state.brush.softness, set: (softness) => brush({ softness }) }),
     slider(updates, { name: "strength", unit: "%", title: "How much of new shapes is regenerated; less blends with the source", max: 1,
       step: 0.05, get: () => state.brush.strength, set: (strength) => brush({ strength }) }),
-    toggle(updates, button("erasing", "New shapes keep instead of regenerate", () => editor.show({ erasing: !state.erasing })),
-      () => state.erasing, () => editor.editable),
+    toggle(updates, button("erasing", "The next shape keeps what it covers, whatever its tool; the eraser always does", () => editor.show({ erasing: !state.erasing })),
+      () => state.erasing || state.tool === "erase", () => editor.editable && state.tool !== "erase"),
     choice(updates, { name: "lives", title: "How long a new shape lives",
       options: [["all", "all frames"], ["token", "this token"], ["marked", "marked frames"]],
       get: () => state.lives, set: (lives) => editor.show({ lives }) }),
-    full,
   );
 }
 
@@ -108,10 +112,23 @@ function editBar(editor, updates) {
   const fill = (/** @type {[number, number]} */ [from, to]) =>
     editor.commit(withRanges(editor.document, "video", putRange(editor.document.video.ranges, { from, to, value: 1 })));
   const seconds = make("input", { type: "number", value: "1", min: "0.1", step: "0.1", title: "Seconds of the preset", "aria-label": "Seconds of the preset" });
+  /** @type {Preset | null} */
+  let last = null;
+  const apply = () => {
+    if (!last) return;
+    const most = editor.frames / 24;
+    const wanted = Math.min(most, Math.max(0.1, Number(seconds.value) || 1));
+    if (wanted !== Number(seconds.value)) seconds.value = wanted.toFixed(2);
+    usePreset(editor, last, wanted);
+  };
+  // As long as the preset is the last thing that was done, other seconds change it.
+  seconds.addEventListener("change", () => editor.history.tag === PRESET_STEP && apply());
   const preset = make("select", { title: "Set both lanes in one click", "aria-label": "Preset", "data-action": "preset" },
     make("option", { value: "" }, "preset …"), ...PRESETS.map(([value, text, title]) => make("option", { value, title }, text)));
   preset.addEventListener("change", () => {
-    usePreset(editor, /** @type {Preset} */ (preset.value), Number(seconds.value) || 1);
+    last = /** @type {Preset} */ (preset.value);
+    editor.history.tag = "";
+    apply();
     preset.value = "";
   });
   updates.push(() => (preset.disabled = !editor.editable));
@@ -127,7 +144,7 @@ function editBar(editor, updates) {
     make("div", { class: "h3-mask-group" }, preset, make("label", { title: "Seconds of the preset" }, seconds, "s")),
     choice(updates, { name: "overlay", title: "Cells: exactly what will be regenerated. Paint: the shapes",
       options: [["cells", "cells"], ["paint", "paint"], ["off", "off"]], get: () => state.overlay, set: (overlay) => editor.show({ overlay }) }),
-    toggle(updates, button("grid", "The model's squares of 32 pixels (G)", () => editor.show({ grid: !state.grid })), () => state.grid),
+    toggle(updates, button("grid", "The squares of 32 pixels that the model looks at (G). What changes is shaded in cells of 16", () => editor.show({ grid: !state.grid })), () => state.grid),
     toggle(updates, button("onion", "The tokens before and after, faintly (O)", () => editor.show({ onion: !state.onion })), () => state.onion),
     toggle(updates, button("before | after", "Source on the left, result of the last run on the right; drag the line", () => editor.show({ comparing: !state.comparing }), { "data-action": "compare" }),
       () => state.comparing, () => editor.result !== null),
@@ -138,7 +155,12 @@ function editBar(editor, updates) {
 /** @param {MaskEditor} editor @param {Preset} preset @param {number} seconds */
 function usePreset(editor, preset, seconds) {
   let document = applyPreset(editor.document, preset, { frames: editor.frames, seconds });
-  if (preset !== "box") return editor.commit(document);
+  if (preset !== "box") {
+    editor.commit(document, PRESET_STEP);
+    const [first, then] = editor.document.video.ranges;
+    if (then) editor.say(`Kept: ${first.from}–${first.to - 1}, regenerated: ${then.from}–${then.to - 1} (frames; whole tokens, ${(first.to / 24).toFixed(2)} s kept).`);
+    return;
+  }
   const id = freeId(document, "rect");
   document = addLayer(document, {
     id, name: "box", kind: "rect", mode: "paint", enabled: true, size: 64, softness: 0, strength: 1,
@@ -163,6 +185,41 @@ function noticeBar(editor, updates) {
   return bar;
 }
 
+/**
+ * What stands over the picture while its size is not known, and the one thing to do then.
+ * @param {MaskEditor} editor
+ * @param {Update[]} updates
+ */
+function lockedNote(editor, updates) {
+  const text = make("p", {});
+  const run = button("run up to here", "Run what leads to this node, and no more; then you can paint", () => editor.host.run());
+  const note = make("div", { class: "h3-mask-locked", role: "status", "data-part": "locked" }, text, run);
+  updates.push(() => {
+    note.hidden = editor.known !== null || editor.problem !== "";
+    run.hidden = !editor.host.connected();
+    text.textContent = run.hidden
+      ? "Connect “latent” to the shot: H3 Engine Encode Media for a clip, or a sampler."
+      : "The size of this shot is known once it was made. Run what leads here, then paint.";
+  });
+  return note;
+}
+
+/**
+ * A line on the picture: what was just said, or why layers do not count.
+ * @param {MaskEditor} editor
+ * @param {Update[]} updates
+ */
+function caption(editor, updates) {
+  const line = make("div", { class: "h3-mask-caption", role: "status", "data-part": "caption" });
+  updates.push(() => {
+    const before = editor.comparing && editor.host.edited() ? "The result on the right is of the mask before this edit: run again." : "";
+    const said = editor.state.said || before || editor.overruled();
+    line.hidden = !said;
+    if (line.textContent !== said) line.textContent = said;
+  });
+  return line;
+}
+
 /** @param {MaskEditor} editor @param {Update[]} updates */
 function playBar(editor, updates) {
   const { state } = editor;
@@ -171,10 +228,15 @@ function playBar(editor, updates) {
   const scrub = make("input", { type: "range", min: "0", value: "0", "aria-label": "Frame", title: "Frame", style: "flex:1;width:auto",
     input: () => editor.goTo(Number(scrub.value)) });
   scrub.setAttribute("style", "flex: 1; min-width: 80px");
+  const fit = button("", "Show the whole picture (0). The wheel zooms, the right or middle button drags the picture", () => editor.show({ view: WHOLE }), { "data-action": "fit" });
   updates.push(() => {
+    fit.textContent = state.view.zoom === 1 ? "fit" : `${Math.round(state.view.zoom * 100)}% → fit`;
+    fit.disabled = state.view.zoom === 1;
     play.textContent = state.playing ? "❚❚ pause" : "▶ play";
     scrub.max = String(editor.frames - 1);
     scrub.value = String(state.frame);
+    scrub.disabled = editor.known === null;
+    if (scrub.disabled) return void (where.textContent = "length not known yet");
     const token = tokenOfFrame(state.frame);
     const [first, last] = [tokenStart(token), tokenStart(token + 1) - 1];
     where.textContent = `frame ${state.frame} of ${editor.frames} · ${(state.frame / 24).toFixed(2)} s · token ${token} (` +
@@ -189,5 +251,6 @@ function playBar(editor, updates) {
       button("»", "One token on (Shift+→)", () => editor.goToToken(1))),
     scrub,
     where,
+    fit,
   );
 }

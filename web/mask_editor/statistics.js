@@ -30,7 +30,7 @@ export class Statistics {
     const slice = () => {
       const end = performance.now() + SLICE_MS;
       while (token < cells.tokens && performance.now() < end) {
-        const found = cells.token(token);
+        const found = cells.whole(token);
         let touched = 0;
         for (const cell of found) if (cell) touched++;
         share[token++] = touched / found.length;
@@ -47,7 +47,7 @@ export class Statistics {
    */
   #finish(cells, share) {
     this.share = share;
-    this.sound = cells.audio();
+    this.sound = cells.wholeAudio();
     this.report = cells.describe();
     this.stale = false;
     this.done();

@@ -24,9 +24,13 @@ const CSS = `
   overflow: hidden; }
 .h3-mask-view canvas, .h3-mask-time { display: block; width: 100%; touch-action: none; }
 .h3-mask-view canvas { height: 100%; cursor: crosshair; }
+.h3-mask-locked { position: absolute; inset: 0; display: flex; flex-direction: column; gap: 8px; align-items: center;
+  justify-content: center; padding: 16px; text-align: center; font-size: 14px; color: #e6e8ec; background: #17181bcc; }
+.h3-mask-locked p { margin: 0; max-width: 420px; }
 .h3-mask-time { flex: none; height: 120px; border-radius: 4px; background: #1d1f24; }
 .h3-mask-where { font-variant-numeric: tabular-nums; margin-left: auto; }
 .h3-mask-notice { padding: 4px 8px; border-radius: 4px; background: #6b4a12; color: #fff; }
+.h3-mask-notice button, .h3-mask-locked button { background: #222; color: #fff; }
 .h3-mask [hidden] { display: none !important; }
 .h3-mask-foot { flex: none; display: flex; flex-direction: column; gap: 4px; }
 .h3-mask-slot { height: 54px; overflow: auto; }
@@ -35,7 +39,11 @@ const CSS = `
 .h3-mask-layer { display: inline-flex; border: 1px solid var(--h3-line); border-radius: 4px; overflow: hidden; }
 .h3-mask-layer button { border: 0; border-radius: 0; }
 .h3-mask-layer[data-selected=true] { border-color: #5b9dff; box-shadow: 0 0 0 1px #5b9dff; }
-.h3-mask-status { font-variant-numeric: tabular-nums; }
+.h3-mask-status { font-variant-numeric: tabular-nums; min-height: 2.7em; }
+.h3-mask-caption { position: absolute; left: 50%; top: 6px; transform: translateX(-50%); max-width: 92%; padding: 2px 8px;
+  border-radius: 4px; background: #000b; color: #fff; pointer-events: none; }
+.h3-mask-carried { padding: 2px 6px; border: 1px dashed #965aff; border-radius: 4px; cursor: help; }
+.h3-mask-layer[data-acts=false] { opacity: .55; }
 .h3-mask-status b { font-weight: 600; }
 .h3-mask-full { position: fixed; inset: 0; z-index: 3000; padding: 8px; background: var(--bg-color, #202020); }
 .h3-mask-full .h3-mask { font-size: 13px; }

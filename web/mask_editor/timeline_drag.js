@@ -1,13 +1,15 @@
 // What the pointer does on the lanes. On "tokens": drag marks frames, click goes to a frame. On picture and sound: drag makes a
 // run (with Shift one that keeps), its edges and inside move, a double click turns it. On "layer": keys and the layer's span.
 
-import { changeLayer, putRange, snapEdge, snapSpan, withRanges } from "./edits.js";
+import { putRange, snapEdge, snapSpan, withRanges } from "./edits.js";
+import { changeGroup } from "./groups.js";
 import { hitTest, timeAt } from "./timeline.js";
 import { pointOn } from "./dom.js";
 
 /** @typedef {import("./editor.js").MaskEditor} MaskEditor */
 /** @typedef {import("./timeline.js").Hit} Hit */
 /** @typedef {import("./edits.js").Lane} Lane */
+/** @typedef {import("./document.js").Layer} Layer */
 /** @typedef {import("./document.js").MaskDocument} MaskDocument */
 /** @typedef {{ hit: Hit, start: number, moved: boolean, document: MaskDocument, x: number, free: boolean, keep: boolean }} Drag */
 
@@ -52,6 +54,7 @@ export function listenToTimeline(editor, canvas) {
   canvas.addEventListener("pointerup", (event) => {
     if (canvas.hasPointerCapture(event.pointerId)) canvas.releasePointerCapture(event.pointerId);
     if (drag?.moved) editor.settle();
+    else if (drag?.hit.row === "bands" && editor.state.marked) editor.mark(null);
     drag = null;
   });
   canvas.addEventListener("pointercancel", () => {
@@ -91,7 +94,7 @@ function follow(editor, drag, time) {
   const lane = laneOf(hit);
   if (hit.row === "bands") editor.mark(snapSpan("video", drag.start, time, editor.frames));
   else if (hit.row === "keys") dragLayer(editor, drag, time);
-  else if (lane && hit.index === undefined) newRun(editor, drag, lane, time);
+  else if (lane && (hit.index === undefined || drag.keep)) newRun(editor, drag, lane, time);
   else if (lane) moveRun(editor, drag, lane, time);
 }
 
@@ -136,15 +139,15 @@ function dragLayer(editor, drag, time) {
   const { part, key } = drag.hit;
   if (part === "key") {
     if (layer.keys.some((other) => other.frame === frame && frame !== key)) return;
-    const keys = layer.keys.map((old) => (old.frame === key ? { ...old, frame } : old));
-    const [first] = keys.sort((a, b) => a.frame - b.frame);
-    if (layer.kind !== "raster" && !first.points) return;
-    return void editor.preview(changeLayer(drag.document, layer.id, (old) => ({ ...old, keys })));
+    const keysOf = (/** @type {Layer} */ of) =>
+      of.keys.map((old) => (old.frame === key ? { ...old, frame } : old)).sort((a, b) => a.frame - b.frame);
+    if (layer.kind !== "raster" && !keysOf(layer)[0].points) return;
+    return void editor.preview(changeGroup(drag.document, layer, (old) => ({ ...old, keys: keysOf(old) })));
   }
   const edge = drag.free ? Math.round(time) : snapEdge("video", time, frames);
   let [from, to] = layer.range;
   if (part === "from") from = Math.min(edge, to - 1);
   else if (part === "to") to = Math.max(edge, from + 1);
   else return void editor.goTo(frame);
-  editor.preview(changeLayer(drag.document, layer.id, (old) => ({ ...old, range: [from, Math.min(frames, to)] })));
+  editor.preview(changeGroup(drag.document, layer, (old) => ({ ...old, range: [from, Math.min(frames, to)] })));
 }

@@ -1,7 +1,9 @@
 // What the pointer does on the picture: brush, eraser, rectangle, ellipse, lasso, moving the chosen layer; pan and zoom, the
 // wipe between source and result. The pointer is captured from press to release; pen pressure scales the brush.
 
-import { addLayer, changeLayer, freeId, putKey, transformLayer } from "./edits.js";
+import { addLayer, changeLayer, freeId, moveWhole, putKey } from "./edits.js";
+import { addToGroup, changeGroup, groupOf, takesStroke, transformGroup } from "./groups.js";
+import { layerUnder } from "./picture.js";
 import { pointOf, resample } from "./document.js";
 import { panBy, toFractions, zoomAt } from "./viewport.js";
 import { pointOn } from "./dom.js";
@@ -42,7 +44,7 @@ export function listenToPicture(editor, canvas) {
     editor.pointAt(pointOn(canvas, event));
     if (!gesture) return;
     if (gesture.kind === "draw") draw(editor, canvas, gesture, event.getCoalescedEvents?.() ?? [event]);
-    else drag(editor, gesture, pointOn(canvas, event), event.altKey);
+    else drag(editor, gesture, pointOn(canvas, event), { scaling: event.altKey, whole: event.shiftKey });
   });
   canvas.addEventListener("pointerup", (event) => {
     if (canvas.hasPointerCapture(event.pointerId)) canvas.releasePointerCapture(event.pointerId);
@@ -76,8 +78,22 @@ function gestureOf(editor, canvas, event) {
   const box = editor.box();
   if (editor.comparing && Math.abs(x - box.left - editor.wipe * box.width) < WIPE_REACH) return "wipe";
   if (!editor.editable) return null;
-  if (editor.tool === "move") return editor.layer ? "move" : null;
-  return "draw";
+  if (editor.state.playing) editor.play();
+  return editor.tool === "move" ? grab(editor, pointOn(canvas, event)) : "draw";
+}
+
+/**
+ * Choose the shape under the pointer, if there is one; else the chosen one is moved.
+ * @param {MaskEditor} editor
+ * @param {[number, number]} at
+ * @returns {"move" | null}
+ */
+function grab(editor, at) {
+  const under = layerUnder(editor, at);
+  if (under && (!editor.layer || groupOf(under) !== groupOf(editor.layer))) editor.show({ selected: under.id, run: null });
+  if (editor.layer) return "move";
+  editor.say("There is no shape here to move: press on one, or choose a layer below.");
+  return null;
 }
 
 /**
@@ -90,7 +106,8 @@ function wheel(editor, canvas, event) {
   event.stopImmediatePropagation();
   const [x, y] = pointOn(canvas, event);
   if (event.altKey && editor.layer && editor.editable && editor.tool === "move") {
-    return editor.changeSelected((layer) => transformLayer(layer, editor.frame, editor.canvas, { factor: WHEEL ** -event.deltaY }), "scale");
+    const { document, layer, frame, canvas } = editor;
+    return editor.commit(transformGroup(document, layer, { frame, canvas, factor: WHEEL ** -event.deltaY }), `scale ${layer.id}`);
   }
   const screen = { width: canvas.clientWidth, height: canvas.clientHeight };
   editor.show({ view: zoomAt(editor.view, WHEEL ** -event.deltaY, { x, y, screen, picture: editor.size }) });
@@ -100,17 +117,21 @@ function wheel(editor, canvas, event) {
  * @param {MaskEditor} editor
  * @param {Gesture} gesture
  * @param {[number, number]} at
- * @param {boolean} scaling
+ * @param {{ scaling: boolean, whole: boolean }} how whole: at all keys
  */
-function drag(editor, gesture, at, scaling) {
+function drag(editor, gesture, at, { scaling, whole }) {
   const box = editor.box();
   const [dx, dy] = [at[0] - gesture.last[0], at[1] - gesture.last[1]];
   gesture.last = at;
   if (gesture.kind === "pan") return editor.show({ view: panBy(editor.view, box, dx, dy) });
   if (gesture.kind === "wipe") return editor.show({ wipe: Math.min(1, Math.max(0, (at[0] - box.left) / box.width)) });
+  if (whole && !scaling && editor.layer) {
+    const by = { dx: dx / box.width, dy: dy / box.height };
+    return editor.preview(changeGroup(editor.document, editor.layer, (layer) => moveWhole(layer, by)));
+  }
   const by = scaling ? { factor: 1.01 ** dx } : { dx: dx / box.width, dy: dy / box.height };
-  const { canvas, frame } = editor;
-  editor.preview(changeLayer(editor.document, editor.selected ?? "", (layer) => transformLayer(layer, frame, canvas, by)));
+  const { canvas, frame, layer } = editor;
+  if (layer) editor.preview(transformGroup(editor.document, layer, { frame, canvas, ...by }));
 }
 
 /**
@@ -157,7 +178,7 @@ function finish(editor, gesture) {
   const { width, height } = editor.canvas;
   const small = !shape || (shape.length === 2 && KIND[editor.tool] !== "stroke"
     && Math.max(Math.abs(shape[0][0] - shape[1][0]) * width, Math.abs(shape[0][1] - shape[1][1]) * height) < MIN_SIDE);
-  if (small) return editor.drop();
+  if (small || beside(editor, shape)) return editor.drop();
   const path = KIND[editor.tool] === "stroke" || editor.tool === "lasso" ? thinned(shape, width, height) : shape;
   const enough = editor.tool !== "lasso" || path.length > 2;
   const document = placed(editor, gesture.document, enough ? path : shape);
@@ -166,7 +187,21 @@ function finish(editor, gesture) {
 }
 
 /**
- * Return the document with the shape: a new layer, or the chosen layer's shape at this frame.
+ * Return whether a shape lies beside the picture, where it does nothing.
+ * @param {MaskEditor} editor
+ * @param {Point[]} points
+ */
+function beside({ brush, canvas, tool }, points) {
+  const reach = brush.softness + (KIND[tool] === "stroke" ? brush.size / 2 : 0);
+  const outside = (/** @type {0 | 1} */ axis, /** @type {number} */ length) => {
+    const places = points.map((point) => point[axis] * length);
+    return Math.max(...places) + reach < 0 || Math.min(...places) - reach > length;
+  };
+  return outside(0, canvas.width) || outside(1, canvas.height);
+}
+
+/**
+ * Return the document with the shape: a new layer, a stroke more of the chosen one, or its shape at this frame.
  * @param {MaskEditor} editor
  * @param {MaskDocument} document
  * @param {Point[]} points
@@ -195,6 +230,8 @@ function placed(editor, document, points) {
     keys: [{ frame, points }],
     file: "",
   };
+  const range = editor.state.lives === "all" ? null : made.range;
+  if (layer && kind === "stroke" && takesStroke(document, layer, { frame, range })) return addToGroup(document, layer, made, canvas);
   return addLayer(document, made);
 }
 

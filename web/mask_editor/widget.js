@@ -3,15 +3,16 @@
 
 import { make } from "./dom.js";
 import { MaskEditor } from "./editor.js";
-import { downstream, resultInGraph, sizeInGraph, sourceInGraph, stepsInGraph } from "./graph.js";
+import { FactsStore } from "./frames.js";
+import { downstream, originOfLatent, resultInGraph, sizeInGraph, sourceInGraph, stepsInGraph, upstream } from "./graph.js";
 
 /** @typedef {import("../../../scripts/app.js").GraphNode} GraphNode */
 /** @typedef {import("../../../scripts/app.js").App} App */
 /** @typedef {import("./cells.js").Size} Size */
 /** @typedef {import("./frames.js").Source} Source */
 /**
- * What the node left of its last run.
- * @typedef {{ key: string | null, mask?: string | null, canvas: Size }} Shown
+ * What the node left of its last run; graph, text: what `stateOf` and the document said then.
+ * @typedef {{ key: string | null, mask?: string | null, carried?: string | null, canvas: Size, notes?: string[], graph?: string, text?: string }} Shown
  */
 
 /** @typedef {{ seconds: number, steps: number }} Sampling */
@@ -22,6 +23,8 @@ const MIN_HEIGHT = 560;
 const MIN_WIDTH = 520;
 const ABOVE = 172; // pixels of a node that its slots and other widgets take
 const FOLDER = "h3_masks";
+const CANVAS_EVENT = "h3_engine.canvas";
+const TEXT_WIDGET = "$$node-text-preview"; // ComfyUI's name for it
 
 /** Editors by their node, for tests and for other scripts of the page. @type {WeakMap<GraphNode, MaskEditor>} */
 const editors = new WeakMap();
@@ -39,10 +42,7 @@ export function editorOf(node) {
 export function attachEditor(node, app) {
   const text = node.widgets?.find((widget) => widget.name === "document");
   if (!text || !node.addDOMWidget) return;
-  text.hidden = true;
-  text.options = { ...text.options, hidden: true };
-  // Nor does it take room; some versions lay out what is hidden.
-  Object.assign(text, { computeLayoutSize: () => ({ minHeight: 0, maxHeight: 0, minWidth: 0 }), computeSize: () => [0, -4] });
+  hide(text);
   const place = make("div", { class: "h3-mask-place", "data-capture-wheel": "true" });
   place.style.cssText = `width: 100%; height: 100%; min-height: ${MIN_HEIGHT}px;`;
   const away = make("div", { class: "h3-mask-away" }, "The editor is open in full screen.");
@@ -51,6 +51,15 @@ export function attachEditor(node, app) {
   let shown = null;
   /** @type {Sampling | null} of the last run of this size */
   let last = null;
+  const facts = new FactsStore((route) => app.api.apiURL(route), () => editor.refresh());
+  const inGraph = () => sizeInGraph(node, (file) => facts.of(file));
+  // What a run told holds until the graph gives another size or another clip.
+  const current = () => (shown && shown.graph === stateOf(node) ? shown : null);
+  const remember = (/** @type {Shown} */ found) => {
+    found.graph ??= stateOf(node);
+    found.text ??= String(text.value);
+    shown = found;
+  };
   const editor = new MaskEditor({
     save: (value) => {
       text.value = value;
@@ -58,11 +67,18 @@ export function attachEditor(node, app) {
       app.extensionManager?.workflow?.activeWorkflow?.changeTracker?.checkState();
     },
     url: (route) => app.api.apiURL(route),
-    size: () => sizeInGraph(node) ?? shown?.canvas ?? null,
-    source: (gone) => (shown?.key && shown.key !== gone ? { key: shown.key } : sourceInGraph(node)),
+    size: () => current()?.canvas ?? inGraph() ?? shown?.canvas ?? null,
+    carried: () => current()?.carried ?? null,
+    edited: () => shown !== null && shown.text !== text.value,
+    notes: () => current()?.notes ?? [],
+    connected: () => originOfLatent(node) !== null,
+    source: (gone) => {
+      const key = current()?.key ?? (sourceInGraph(node) ? null : shown?.key);
+      return key && key !== gone ? { key } : sourceInGraph(node);
+    },
     result: () => resultInGraph(node, app.nodeOutputs ?? {}),
     seconds: () => estimate(node, last),
-    run: () => void app.queuePrompt(0, 1, [String(node.id)]),
+    run: () => void runUpTo(node, app),
     upload: (files) => upload(app, files),
     full: (full) => showFull(editor, { full, place, away, over }),
   });
@@ -76,9 +92,10 @@ export function attachEditor(node, app) {
   node.setSize?.([Math.max(node.size?.[0] ?? 0, SIZE[0]), Math.max(node.size?.[1] ?? 0, SIZE[1])]);
   const take = () => {
     place.dataset.node = String(node.id);
+    hideText(node);
     fit(node, place);
     const output = /** @type {{ h3_mask?: Shown[] } | undefined} */ (app.nodeOutputs?.[String(node.id)]);
-    shown = output?.h3_mask?.[0] ?? shown;
+    if (output?.h3_mask?.[0]) remember(output.h3_mask[0]);
     editor.rasters.connect(shown?.mask ? { key: shown.mask } : null);
     editor.load(typeof text.value === "string" ? text.value : "");
     editor.refresh();
@@ -87,8 +104,36 @@ export function attachEditor(node, app) {
       editor.redraw();
     });
   };
-  follow(node, app, { take, editor, remember: (output) => (shown = output), over, place });
+  follow(node, app, { take, editor, remember, over, place });
   for (const wait of [50, 400]) setTimeout(() => takeOver(place), wait);
+}
+
+/**
+ * Hide a widget; nor does it take room (some versions lay out what is hidden).
+ * @param {import("../../../scripts/app.js").Widget} widget
+ */
+function hide(widget) {
+  widget.hidden = true;
+  widget.options = { ...widget.options, hidden: true };
+  Object.assign(widget, { computeLayoutSize: () => ({ minHeight: 0, maxHeight: 0, minWidth: 0 }), computeSize: () => [0, -4] });
+}
+
+/**
+ * Hide the text that ComfyUI puts on a node that ran: it takes half of the editor's room to say what the editor says.
+ * @param {GraphNode} node
+ */
+function hideText(node) {
+  const text = node.widgets?.find((widget) => widget.name === TEXT_WIDGET);
+  if (text && !text.hidden) hide(text);
+}
+
+/**
+ * Return a text that is the same as long as the graph gives the node the same clip and size.
+ * @param {GraphNode} node
+ */
+function stateOf(node) {
+  const origin = originOfLatent(node);
+  return JSON.stringify([sourceInGraph(node), origin?.id, origin?.widgets?.map((widget) => widget.value)]);
 }
 
 /**
@@ -144,16 +189,48 @@ function follow(node, app, { take, editor, remember, over, place }) {
     if (downstream(node).some((other) => String(other.id) === id)) requestAnimationFrame(take);
   };
   app.api.addEventListener("executed", executed);
-  // A change elsewhere in the graph (another size, another file) shows once the pointer comes back.
+  // The node tells the size before it refuses an edit of another one.
+  /** @param {Event} event */
+  const told = (event) => {
+    const { node: id, canvas } = /** @type {CustomEvent<{ node: string, canvas: Size }>} */ (event).detail;
+    if (String(id) !== String(node.id)) return;
+    remember({ key: null, canvas });
+    editor.refresh();
+  };
+  app.api.addEventListener(CANVAS_EVENT, told);
+  const texted = () => requestAnimationFrame(() => hideText(node));
+  app.api.addEventListener("progress_text", texted);
+  // A change elsewhere in the graph: another size, another file. Not every change is told, so the pointer looks too.
   const look = () => editor.refresh();
   editor.root.addEventListener("pointerenter", look);
+  app.api.addEventListener("graphChanged", look);
   node.onRemoved = function () {
     onRemoved?.call(this);
     app.api.removeEventListener("executed", executed);
+    app.api.removeEventListener("graphChanged", look);
+    app.api.removeEventListener(CANVAS_EVENT, told);
+    app.api.removeEventListener("progress_text", texted);
     over.remove();
     editor.close();
   };
   requestAnimationFrame(take);
+}
+
+/**
+ * Run what leads to a node, and no more. Seeds that change after each run are put back where nothing ran.
+ * @param {GraphNode} node
+ * @param {App} app
+ */
+async function runUpTo(node, app) {
+  const ran = new Set([node, ...upstream(node)]);
+  const idle = (app.graph?.nodes ?? []).filter((other) => !ran.has(other)).flatMap((other) => other.widgets ?? []);
+  const before = idle.map((widget) => widget.value);
+  await app.queuePrompt(0, 1, [String(node.id)]);
+  idle.forEach((widget, index) => {
+    if (widget.value === before[index]) return;
+    widget.value = before[index];
+    widget.callback?.(widget.value); // Vue nodes show what they are told
+  });
 }
 
 /**
