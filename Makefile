@@ -6,8 +6,12 @@ PYTHON ?= python3
 PY := .venv/bin/python
 MYPY := ../.venv/bin/mypy --config-file ../pyproject.toml
 TIMED := scripts/timed.sh
+# Starting ranks, ComfyUI and Chromium is waiting on one core for the most part. A file's tests stay together, in order.
+TOGETHER := -n 2 --dist loadgroup --no-loadscope-reorder
+# Independent targets, such as the checks and the setting up of ComfyUI, run two at a time.
+MAKEFLAGS += --jobs=2
 
-.PHONY: help setup setup-check setup-tests demo check lint types web fast test all-tests bench clean
+.PHONY: help setup setup-check setup-tests setup-comfyui demo check lint types web fast test all-tests bench clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -18,8 +22,11 @@ setup: ## the engine's own environment, .venv
 setup-check: setup ## the tools that the checks need
 	@$(TIMED) setup-check scripts/setup_tests.sh check
 
-setup-tests: setup ## what the tests need besides: the reference pipeline's torchvision, ComfyUI, Chromium
+setup-tests: setup-check setup-comfyui ## what the tests need besides: the reference pipeline's torchvision
 	@$(TIMED) setup-tests scripts/setup_tests.sh all
+
+setup-comfyui: ## ComfyUI in an environment of its own, and Chromium
+	@$(TIMED) setup-comfyui scripts/setup_comfyui.sh
 
 demo: setup
 	@$(PY) -m engine demo
@@ -42,10 +49,11 @@ web: setup-check
 fast: setup-check
 	@$(TIMED) fast-tests $(PY) -m pytest -q tests/unit tests/architecture
 
-test: check setup-tests all-tests
+test: all-tests
 
+# The checks have run the tests of tests/unit and tests/architecture.
 all-tests: check setup-tests
-	@$(TIMED) all-tests $(PY) -m pytest --durations=15 tests
+	@$(TIMED) all-tests $(PY) -m pytest $(TOGETHER) --durations=25 tests --ignore=tests/unit --ignore=tests/architecture
 
 bench: setup
 	@$(PY) benchmarks/step_ratio.py

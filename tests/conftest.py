@@ -5,15 +5,18 @@ Run pytest from the repository's root. Heavy things (the tiny checkpoint) are ma
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tests.support.turns import turn
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache"
@@ -23,6 +26,25 @@ sys.path.append(str(CACHE / "oracle"))
 
 # Two cores are shared by several rank processes in the tests; each process uses one thread unless told otherwise.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With ``-n``: a file's tests run in one process, and all that use the one ComfyUI server in the same one."""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    for item in items:
+        shared = isinstance(item, pytest.Function) and "comfyui" in item.fixturenames
+        item.add_marker(pytest.mark.xdist_group("comfyui" if shared else item.location[0]))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """With ``-n``: run a test that is marked ``alone`` while no other runs."""
+    if not hasattr(item.config, "workerinput"):
+        return (yield)
+    CACHE.mkdir(exist_ok=True)
+    with turn(CACHE, alone=item.get_closest_marker("alone") is not None):
+        return (yield)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +96,10 @@ def _checkpoint(preset: str) -> Path:
     sources = sorted([*engine.glob("tiny*.py"), *(engine / "tiny").glob("*.py"), *facts])
     key = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
     folder = CACHE / "checkpoints" / f"{preset}-{key}"
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        importlib.import_module("engine.tiny").make_tiny(folder, preset=preset)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / "lock").open("w") as lock:
+        # The processes of -n begin together.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            importlib.import_module("engine.tiny").make_tiny(folder, preset=preset)
     return folder

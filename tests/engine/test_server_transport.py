@@ -30,6 +30,7 @@ def anonymous_memory(process: psutil.Process) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(180)
 async def test_a_gigabyte_passes_in_bounded_memory_while_health_answers_within_100_ms(
     engine: EngineProcess, client: EngineClient, tmp_path: Path
