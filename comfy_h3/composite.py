@@ -19,7 +19,7 @@ from PIL import Image
 from ..engine.contract import geometry, mask_cells
 from ..engine.contract.errors import RequestError
 from .kept import clock_order
-from .masks import Shot, StreamMasks, token_of_frames
+from .masks import Shot, StreamMasks, in_pixels, token_of_frames, touched_cells
 
 _COLOURS = 3
 
@@ -28,6 +28,8 @@ def composite_images(
     source: torch.Tensor, result: torch.Tensor, masks: StreamMasks, shot: Shot, *, feather: int, offset: int, fps: float
 ) -> torch.Tensor:
     """Return IMAGE [N, H, W, 3]; of a source that has the canvas' size, pixels outside of the mask are its own.
+
+    Where the mask leaves all pictures as they are, these are the source's own tensor, not a copy.
 
     Args:
         source: IMAGE [n, h, w, C]; of another size it is scaled to cover the canvas and cropped, as the engine does.
@@ -42,6 +44,8 @@ def composite_images(
     order = clock_order(len(source), fps=fps)
     _check_offset(offset, len(order), shot)
     start, end = min(0, offset), max(shot.frames, offset + len(order))
+    if not masks.video.any() and source.shape == (end - start, shot.height, shot.width, _COLOURS) and start == offset:
+        return source
     made = torch.empty((end - start, shot.height, shot.width, _COLOURS))
     tokens = token_of_frames(shot.frames)
     weights: dict[int, torch.Tensor] = {}
@@ -57,7 +61,10 @@ def composite_images(
         token = int(tokens[frame])
         if token not in weights:
             weights = {token: pixel_weights(masks.video[token], feather=feather)}
-        made[frame - start] = _blend(own, new.to(own), weights[token][..., None])
+        made[frame - start] = own
+        down, across = map(in_pixels, touched_cells(masks.video[token]))
+        weight = weights[token][down, across, None]
+        made[frame - start, down, across] = _blend(own[down, across], new[down, across].to(own), weight)
     return made
 
 

@@ -28,7 +28,7 @@ from .kept import clock_order
 
 CONNECTED = "@mask"
 """What a raster layer calls the MASK that is connected to its node; any other name is an uploaded file's."""
-_PREVIEW_SIDE = 512
+_PREVIEW_SIDE = 384
 _PREVIEW_COLOUR = (1.0, 0.25, 0.1)
 _PREVIEW_STRENGTH = 0.6
 _UNPAINTED = 0.18
@@ -119,9 +119,31 @@ def masks_of_latent(latent: Mapping[str, Any], shot: Shot, *, path: str = "laten
 
 
 def to_pixels(video: npt.NDArray[np.float32], frames: int) -> torch.Tensor:
-    """Return cells [T, h, w] as MASK: [F, 16h, 16w], what is really made anew."""
-    cells = torch.from_numpy(video).repeat_interleave(mask_cells.CELL, 1).repeat_interleave(mask_cells.CELL, 2)
-    return cells[torch.from_numpy(token_of_frames(frames))]
+    """Return cells [T, h, w] as MASK: [F, 16h, 16w], what is really made anew.
+
+    Only what is not 0 is written, and so takes memory: an allocation of zeros is no memory yet.
+    """
+    side = mask_cells.CELL
+    pixels = np.zeros((frames, video.shape[1] * side, video.shape[2] * side), np.float32)
+    starts = mask_cells.token_starts(frames)
+    for token, cells in enumerate(video):
+        down, across = touched_cells(cells)
+        part = cells[down, across].repeat(side, axis=0).repeat(side, axis=1)
+        pixels[starts[token] : starts[token + 1], in_pixels(down), in_pixels(across)] = part
+    return torch.from_numpy(pixels)
+
+
+def touched_cells(cells: npt.NDArray[np.float32]) -> tuple[slice, slice]:
+    """Return the box of cells [h, w], rows and columns, outside of which all are 0; an empty one where all are."""
+    rows, columns = (np.flatnonzero(cells.any(axis=axis)) for axis in (1, 0))
+    if not rows.size:
+        return slice(0, 0), slice(0, 0)
+    return slice(int(rows[0]), int(rows[-1]) + 1), slice(int(columns[0]), int(columns[-1]) + 1)
+
+
+def in_pixels(cells: slice) -> slice:
+    """Return the pixels of a run of cells."""
+    return slice(cells.start * mask_cells.CELL, cells.stop * mask_cells.CELL)
 
 
 def token_of_frames(frames: int) -> npt.NDArray[np.int64]:
@@ -131,7 +153,7 @@ def token_of_frames(frames: int) -> npt.NDArray[np.int64]:
 
 
 def preview(video: npt.NDArray[np.float32], shot: Shot, images: torch.Tensor | None, *, fps: float) -> torch.Tensor:
-    """Return small pictures of the shot with what is made anew tinted: IMAGE [F, h, w, 3], at most 512 a side.
+    """Return small pictures of the shot with what is made anew tinted: IMAGE [F, h, w, 3], at most 384 a side.
 
     Args:
         video: cells [T, H/16, W/16]. images: IMAGE of the source at ``fps``; None: the tint on grey.

@@ -285,6 +285,7 @@ def test_imported_and_connected_masks_and_the_latents_own_are_shaded_and_run(
     editor.page.evaluate(_CONNECT)
     editor.run_up_to_here()
     editor.page.wait_for_function("() => document.querySelector('[data-part=carried]')")
+    editor.settle()
     assert editor.get("editor.statistics.report.videoPercent") == 100
     assert editor.get("editor.cells.carriedAt(0).every((value) => Math.abs(value - 0.25) < 0.01)")
     editor.page.get_by_role("button", name="The MASK that is connected").click()

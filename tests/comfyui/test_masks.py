@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from tests.support.media_files import noise, write_clip
+from tests.support.memory import peak_growth
 
 FRAMES = 22
 TOKENS, LATENTS = 7, 37
@@ -82,6 +83,18 @@ def test_a_composite_keeps_the_sources_bits_outside_and_the_results_inside(
     assert torch.equal(made[6, 0, 0], result[6, 0, 0])
     between = made[6, 16, 31]
     assert (between == result[6, 16, 31]).all() == (feather == 0)
+
+
+def test_masks_and_kept_pictures_take_little_memory(masks: Any, composite: Any) -> None:
+    source, shot = torch.rand(FRAMES, 64, 64, 3), masks.Shot(64, 64, FRAMES)
+    nothing = streams(masks, tokens=slice(0))
+    assert composite.composite_images(source, source + 1, nothing, shot, feather=8, offset=0, fps=24.0) is source
+    assert composite.composite_images(source, source + 1, nothing, shot, feather=8, offset=-3, fps=24.0).shape[0] == 25
+    video = np.zeros((TOKENS, 64, 64), np.float32)
+    video[2:4, :8] = 0.5
+    pixels, growth = peak_growth(lambda: masks.to_pixels(video, FRAMES))
+    assert pixels.sum() == 8 * 0.5 * 128 * 1024
+    assert growth < pixels.numel() * 4 / 4, "88 MB, of which 4 MB are not 0"
 
 
 def test_a_longer_source_goes_on_around_the_result(masks: Any, composite: Any) -> None:
