@@ -17,12 +17,13 @@ from typing import Any
 
 from . import env
 from .cli_edit import add_edit_arguments, edit_of_arguments
+from .cli_files import in_options
 from .cli_latents import LatentsKeeper, add_keep_latents, add_latents, latents_of
 from .cli_media import add_media_arguments, media_of_arguments
 from .cli_output import ProgressBar, numbered, say, tell
 from .client import EngineClient
 from .config import DEFAULT_PORT, absolute_path
-from .contract.errors import ConfigError, EngineDeadError
+from .contract.errors import ConfigError, EngineDeadError, EngineError
 from .contract.limits import DEFAULT_SECONDS, DEFAULT_STEPS, MAX_OUTPUTS
 from .contract.urls import check_url
 from .contract.words import bytes_in_words
@@ -150,7 +151,8 @@ async def generate(
         EngineError: the job's error.
         ConfigError: ``output`` cannot be written; found out before the job starts.
     """
-    bar = ProgressBar()
+    bar = ProgressBar(request.get("num_outputs", 1))
+    parts = parts or {}
     keeper = keeper or LatentsKeeper(output)
     try:
         scratch = tempfile.TemporaryDirectory(prefix=".h3-engine-", dir=output.parent)
@@ -161,12 +163,19 @@ async def generate(
 
     def take(event: Mapping[str, Any]) -> None:
         keeper.take(event)
+        if event["type"] == "warning":
+            event = {**event, "message": in_options(event["message"], request, parts)}
         bar.take(event)
 
     with scratch as folder, keeper, contextlib.closing(bar):
         async with client:
             await _wait_until_loaded(client, bar)
-            outcome = await client.run(request, folder=Path(folder), inputs=parts, on_event=take)
+            try:
+                outcome = await client.run(request, folder=Path(folder), inputs=parts, on_event=take)
+            except EngineError as error:
+                error.message = in_options(error.message, request, parts)
+                error.field = error.field and in_options(error.field, request, parts)
+                raise
         videos = outcome.outputs["video"]
         paths = numbered(output, len(videos))
         for made, path in zip(videos, paths, strict=True):

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from .cli_files import bad_option, existing_file
+from .cli_files import bad_option, existing_file, part_name
 from .contract.errors import ConfigError
 
 _SPAN = re.compile(r"(\d{1,9}(?:\.\d*)?|\.\d+)-(\d{1,9}(?:\.\d*)?|\.\d+)", re.ASCII)
@@ -43,7 +43,7 @@ def edit_of_arguments(arguments: argparse.Namespace) -> tuple[dict[str, Any], di
     parts: dict[str, Path] = {}
 
     def media(flag: str, path: Path) -> dict[str, Any]:
-        name = f"{flag.strip('-')}-{len(parts)}"
+        name = part_name(flag, len(parts))
         parts[name] = path
         return {"part": name}
 

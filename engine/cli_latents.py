@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from .cli_files import check_regular
 from .cli_output import numbered, tell
 from .config import absolute_path
 from .contract.errors import ConfigError, RequestError
@@ -44,6 +45,7 @@ def latents_of(arguments: argparse.Namespace) -> Path:
             "config_bad_value", "Latents are needed.", field="latents", remedy="Give a file: --latents FILE."
         )
     path = absolute_path(arguments.latents, field="latents")
+    check_regular(path, "latents", str(path))
     try:
         with path.open("rb") as file:
             read_latent_header(file, path.stat().st_size, field="latents")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .cli_files import bad_option, existing_file
+from .cli_files import bad_option, existing_file, part_name
 from .config import absolute_path
 from .contract.media import REFERENCE_SIZES
 
@@ -64,7 +64,7 @@ def media_of_arguments(arguments: argparse.Namespace) -> tuple[dict[str, Any], d
     parts: dict[str, Path] = {}
 
     def media(flag: str, file: str) -> dict[str, Any]:
-        name = f"{flag.strip('-')}-{len(parts)}"
+        name = part_name(flag, len(parts))
         parts[name] = existing_file(file, flag)
         return {"part": name}
 

@@ -36,7 +36,10 @@ def log_to_stderr() -> None:
 class ProgressBar:
     """A job's progress on stderr: one line that is redrawn on a terminal, one line a stage elsewhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, outputs: int = 1) -> None:
+        """Show a job of so many ``outputs``, which are denoised and decoded one after the other."""
+        self._outputs = outputs
+        self._output = 0
         self._live = sys.stderr.isatty()
         self._shown = ""
         self._open = False
@@ -45,23 +48,30 @@ class ProgressBar:
     def take(self, event: Mapping[str, Any]) -> None:
         """Show one event of the job."""
         kind = event["type"]
+        if event.get("stage") == "denoise" and (kind == "stage_started" or event.get("cached")):
+            self._output = min(self._output + 1, self._outputs)
         if kind == "queued":
             words = f"waiting, place {event['position']} ({event['reason']})"
             known = {"ready": "starting", "media": "reading pictures and sound"}
             self._show(0.0, known.get(event["reason"], words), lasting=True)
         elif kind == "stage_started":
-            self._show(event["progress"], event["stage"], lasting=True)
+            self._show(event["progress"], self._stage(event), lasting=True)
         elif kind == "stage_finished" and event.get("cached"):
-            self._show(event["progress"], f"{event['stage']}: known already", lasting=True)
+            self._show(event["progress"], f"{self._stage(event)}: known already", lasting=True)
         elif kind == "step":
-            left = f"{event['remaining_seconds']:.0f} s left"
-            self._show(event["progress"], f"{event['stage']} {event['step']}/{event['total']}, {left}", lasting=False)
+            done = f"{event['step']}/{event['total']}, {event['remaining_seconds']:.0f} s left"
+            self._show(event["progress"], f"{self._stage(event)} {done}", lasting=False)
         elif kind == "warning":
             self.close()
             tell(f"note: {event['message']}")
         elif kind == "done":
             self._show(1.0, f"done in {time.monotonic() - self._began:.1f} s", lasting=True)
             self.close()
+
+    def _stage(self, event: Mapping[str, Any]) -> str:
+        """Return the stage's name, and of several outputs whose it is."""
+        about = f"video {self._output} of {self._outputs}: " if self._outputs > 1 and self._output else ""
+        return f"{about}{event['stage']}"
 
     def show_loading(self, health: Mapping[str, Any]) -> None:
         """Show how far the engine has loaded."""

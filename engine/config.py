@@ -20,7 +20,7 @@ from . import env
 from .checkpoint import peek_facts
 from .config_devices import find_devices
 from .config_layout import resolve_layout
-from .config_vae import resolve_vae
+from .config_vae import TILE_RANGES, resolve_vae
 from .config_values import Option, check_value
 from .contract.errors import ConfigError
 from .contract.limits import MAX_RANK_WEIGHT, MIN_RANK_WEIGHT, PAD_MULTIPLE, Limits
@@ -63,11 +63,18 @@ OPTIONS = (
         "vae_tile",
         int,
         _VAE.vae_tile,
-        "side of the VAE's tiles, pixels; another changes the picture",
-        low=32,
-        high=4096,
+        "side of the VAE's tiles, pixels, a multiple of 16; another changes the picture",
+        low=TILE_RANGES["vae_tile"][0],
+        high=TILE_RANGES["vae_tile"][1],
     ),
-    Option("vae_tile_overlap", int, _VAE.vae_tile_overlap, "least overlap of tiles, pixels", low=16, high=2048),
+    Option(
+        "vae_tile_overlap",
+        int,
+        _VAE.vae_tile_overlap,
+        "least overlap of tiles, pixels, a multiple of 16",
+        low=TILE_RANGES["vae_tile_overlap"][0],
+        high=TILE_RANGES["vae_tile_overlap"][1],
+    ),
     Option("vae_resident", bool, False, "keep both VAEs on the device, if they fit; else each only while it is used"),
     Option("vae_on_one_rank", bool, False, "load and run the video VAE on rank 0 alone; else all ranks share its work"),
     Option(

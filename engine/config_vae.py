@@ -15,6 +15,9 @@ from .contract.limits import ModelFacts
 from .contract.messages import Warned
 from .rank_options import VaeOptions
 
+TILE_RANGES = {"vae_tile": (32, 4096), "vae_tile_overlap": (16, 2048)}
+"""Option → the smallest and largest number, pixels."""
+
 
 def resolve_vae(values: Mapping[str, Any]) -> VaeOptions:
     """Return the options of the VAEs among ``values``.
@@ -40,15 +43,16 @@ def check_tiles(options: VaeOptions, facts: ModelFacts) -> None:
     Raises:
         ConfigError: ``config_bad_value``.
     """
-    for name in ("vae_tile", "vae_tile_overlap"):
+    for name, (low, high) in TILE_RANGES.items():
         value, ratio = getattr(options, name), facts.spatial_ratio
+        near = round(value / ratio) * ratio
         if value % ratio:
             raise ConfigError(
                 "config_bad_value",
                 f"{name} must be a multiple of {ratio} pixels, the side of a latent.",
                 field=name,
                 value=value,
-                remedy=f"Use {max(1, round(value / ratio)) * ratio}.",
+                remedy=f"Use a multiple of {ratio} from {low} to {high}, such as {max(low, near)}.",
             )
 
 

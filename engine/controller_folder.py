@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 from .contract.errors import ConfigError, EngineBusyError
@@ -18,6 +19,9 @@ from .contract.errors import ConfigError, EngineBusyError
 logger = logging.getLogger(__name__)
 
 _PREFIX = "h3-engine-"
+_NEW = ".new-" + _PREFIX
+_MAKING_SECONDS = 3600.0
+"""A folder that has been in the making for so long belongs to nobody any more; making one takes no second."""
 _LOCK = "lock"
 _MEMORY = Path("/dev/shm")  # noqa: S108 - the folder made in it is private
 _LONGEST_SOCKET_PATH = 100
@@ -79,10 +83,10 @@ def open_run_folder(base: Path | None, *, room: int) -> RunFolder:
     try:
         _remove_leftovers(parent)
         # The folder gets its name only once it is locked: a neighbour that cleans up never sees it unlocked.
-        fresh = Path(tempfile.mkdtemp(prefix=".new-" + _PREFIX, dir=parent))
+        fresh = Path(tempfile.mkdtemp(prefix=_NEW, dir=parent))
         lock = os.open(fresh / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        path = fresh.rename(parent / fresh.name.removeprefix(".new-"))
+        path = fresh.rename(parent / (_PREFIX + fresh.name.removeprefix(_NEW)))
     except OSError as error:
         raise ConfigError(
             "config_bad_value",
@@ -108,10 +112,18 @@ def _has_room(path: Path, room: int) -> bool:
     return path.is_dir() and os.access(path, os.W_OK) and shutil.disk_usage(path).free >= room
 
 
+def _is_old(path: Path) -> bool:
+    try:
+        return time.time() - path.stat().st_mtime > _MAKING_SECONDS
+    except OSError:
+        return False
+
+
 def _remove_leftovers(parent: Path) -> None:
-    for path in parent.glob(_PREFIX + "*"):
+    for path in (*parent.glob(_PREFIX + "*"), *filter(_is_old, parent.glob(_NEW + "*"))):
         try:
-            lock = os.open(path / _LOCK, os.O_RDWR)
+            # One that was killed while it made its folder may not have come to the lock.
+            lock = os.open(path / _LOCK, os.O_RDWR | (os.O_CREAT if path.name.startswith(_NEW) else 0), 0o600)
         except OSError:
             continue
         try:

@@ -8,7 +8,7 @@ picture that is off that grid by more than its container's clock can say is plac
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,7 +46,7 @@ class Clip:
         promised: seconds that the file claims to last; None: it does not say.
     """
 
-    pictures: Iterable[Picture]
+    pictures: Iterator[Picture]
     rate: float = float(geometry.FPS)
     tick: float = 0.0
     promised: float | None = None

@@ -118,7 +118,9 @@ def _guide_pictures(job: MediaJob, guide: Guide, part: PreparedPart, path: str, 
         found = write_clip(clip, part, size=lambda *_: (canvas.width, canvas.height), fit=fit, keep=room, until=until)
     if not found.frames:
         raise bad_media("There is no picture in it.", field=field)
-    length = media_limits.guide_length(found.frames, start=start, frames=canvas.frames, path=f"request.{path}")
+    length = media_limits.guide_length(
+        found.frames, start=start, frames=canvas.frames, path=f"request.{path}", whole=found.frames < until
+    )
     if length != found.frames:
         job.warn(
             "media_cut", f"{path} has {found.frames} frames at 24 fps; {length} of them are used (17k+5, or the first)."

@@ -68,9 +68,13 @@ class MediaJob:
         return open_clip(media, self.parts[media.part], field=f"request.{path}", on_alpha=on_alpha)
 
     def picture(self, media: Media, path: str) -> Pixels:
-        """Return the picture, or of a clip the first, at ``path`` of the request: [H, W, 3]."""
+        """Return the picture at ``path`` of the request [H, W, 3]: of a clip the first, and the user is told."""
         with reading(f"request.{path}"):
-            return first_picture(self.clip(media, path), field=f"request.{path}")
+            clip = self.clip(media, path)
+            pixels = first_picture(clip, field=f"request.{path}")
+            if next(clip.pictures, None) is not None:
+                self.warn("media_cut", f"{path} is a clip or an animation; its first picture alone is used.")
+            return pixels
 
     def sound(self, owner: Reference | Guide | Source, path: str, *, seconds: float) -> Sound | None:
         """Return the sound given beside the pictures of ``owner``, else the one in their file; None without any.

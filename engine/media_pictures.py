@@ -49,12 +49,12 @@ def open_clip(media: Media, path: Path, *, field: str, on_alpha: Callable[[], No
 
 
 def first_picture(clip: Clip, *, field: str) -> Pixels:
-    """Return the first picture of a clip.
+    """Return the first picture of a clip, whose others are left to be asked for.
 
     Raises:
         RequestError: ``bad_media`` when it has none.
     """
-    picture = next(iter(clip.pictures), None)
+    picture = next(clip.pictures, None)
     if picture is None:
         raise bad_media("There is no picture in it.", field=field)
     return picture.pixels()

@@ -70,6 +70,10 @@ class Commands:
     def publish(self, number: int, command: Command) -> None:
         """Give the others command ``number``; all have read the ones before."""
         path = self._path(number)
+        if number == 0:
+            # Ranks that were lost could not remove theirs.
+            for left in path.parent.glob("command-*.json"):
+                left.unlink()
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump(command, file)
         self._store.set(_command_key(number), "")

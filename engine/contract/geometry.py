@@ -58,7 +58,7 @@ def frames_of_seconds(seconds: float, *, path: str = "") -> int:
     if not 0 < seconds <= MAX_SECONDS:
         raise RequestError(
             "out_of_range",
-            "The duration must be a positive number of seconds.",
+            "No video lasts so long." if seconds > 0 else "The duration must be a positive number of seconds.",
             field=f"{path}seconds",
             value=seconds,
             remedy="Ask for 5 to 15 seconds.",

@@ -196,26 +196,26 @@ def check_pixels(width: int, height: int, *, field: str) -> None:
         )
 
 
-def guide_length(found: int, *, start: int, frames: int, path: str) -> int:
+def guide_length(found: int, *, start: int, frames: int, path: str, whole: bool = True) -> int:
     """Return how many frames of a guide's clip are used: 17k+5, or of fewer than 5 the first.
 
     Args:
         found: frames of the clip at 24 fps, 1 or more. start: where it starts, 0 or more. frames: of the timeline.
+        whole: whether the clip has no more than were found.
 
     Raises:
         RequestError: ``media_limit`` when they reach beyond the end.
     """
     length = geometry.floor_frames(found)
     if start + length > frames:
-        fits = geometry.floor_frames(frames - start)
+        cut = f"Cut it to {geometry.floor_frames(frames - start)} frames"
         raise RequestError(
             "media_limit",
-            f"A guide of {length} frames at frame {start} does not fit in the video's {frames} frames.",
+            f"A guide of {length} frames{'' if whole else ' or more'} at frame {start} does not fit in the video's "
+            f"{frames} frames.",
             field=f"{path}.media",
-            value=found,
-            remedy=f"Cut it to {fits} frames, or start it at frame {max(0, frames - length)}."
-            if length <= frames
-            else f"Cut it to {fits} frames.",
+            value=found if whole else None,
+            remedy=f"{cut}, or start it at frame {frames - length}." if whole and length <= frames else f"{cut}.",
         )
     return length
 

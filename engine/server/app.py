@@ -58,10 +58,9 @@ async def _show_errors(request: web.Request, handler: _Handler) -> web.StreamRes
     except web.HTTPException as answer:
         if answer.status < 400:
             raise
-        exists = answer.status not in (404, 405)
         unknown = RequestError(
             "unknown_message",
-            f"{request.method} {request.path} {f'was refused: {answer.text}' if exists else 'does not exist'}.",
+            f"{request.method} {request.path} {_what_is_wrong(answer)}.",
             field="path",
             value=request.path,
             remedy="The routes are described in docs/protocol.md.",
@@ -71,6 +70,13 @@ async def _show_errors(request: web.Request, handler: _Handler) -> web.StreamRes
         logger.exception("%s %s failed", request.method, request.path)
         failed = JobError("job_failed", f"The server failed: {type(error).__name__}.", remedy="Look at the log.")
         return _error_response(request, failed, failed.status)
+
+
+def _what_is_wrong(answer: web.HTTPException) -> str:
+    if isinstance(answer, web.HTTPMethodNotAllowed):
+        # aiohttp answers HEAD wherever it answers GET.
+        return f"is not possible: this route takes {' and '.join(sorted(answer.allowed_methods - {'HEAD'}))}"
+    return "does not exist" if answer.status == 404 else f"was refused: {answer.text}"
 
 
 def _error_response(request: web.Request, error: EngineError, status: int) -> web.Response:

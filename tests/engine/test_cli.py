@@ -213,6 +213,7 @@ def test_make_tiny_says_the_folder_and_refuses_a_full_one(tmp_path: Path) -> Non
         (("decode",), ("Latents are needed", "--latents FILE")),
         (("decode", "--latents", "/nowhere"), ("cannot be read", "latents")),
         (("decode", "--latents", __file__), ("latents",)),
+        (("decode", "--latents", "/dev/zero"), ("latents", "not a regular file")),
         (("generate", "--prompt", "A fox", "--keep-latents", "/nowhere/x"), ("keep_latents", "folder that exists")),
         (("generate", "--prompt", "A fox", "-o", "/nowhere/x.mp4"), ("no folder /nowhere", "Make it")),
         (("generate", "--prompt", "A fox", "-o", "/tmp/x.mov"), ("MP4 files, not .mov", ".mp4")),
@@ -263,6 +264,22 @@ def test_a_stage_that_was_known_is_told(capsys: pytest.CaptureFixture[str]) -> N
     bar.take({"type": "stage_finished", "stage": "denoise", "seconds": 2.0, "progress": 0.9})
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("encode_prompt: known already")
+
+
+def test_of_several_outputs_it_is_told_which_one_is_made(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = ProgressBar(3)
+    bar.take({"type": "stage_started", "stage": "encode_prompt", "progress": 0.0})
+    bar.take({"type": "stage_finished", "stage": "denoise", "seconds": 0.0, "progress": 0.3, "cached": True})
+    for stage in ("denoise", "decode_video"):
+        bar.take({"type": "stage_started", "stage": stage, "progress": 0.5})
+        bar.take({"type": "stage_finished", "stage": stage, "seconds": 1.0, "progress": 0.5})
+    words = [line.partition("% ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert words == [
+        "encode_prompt",
+        "video 1 of 3: denoise: known already",
+        "video 2 of 3: denoise",
+        "video 2 of 3: decode_video",
+    ]
 
 
 @pytest.mark.ranks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import av
 import pytest
 
 from engine.cli_client import numbered
+from engine.cli_edit import add_edit_arguments, edit_of_arguments
+from engine.cli_files import in_options
 from engine.cli_media import add_media_arguments, media_of_arguments
 from engine.contract.errors import ConfigError
 from engine.contract.requests import parse_request
@@ -23,6 +26,7 @@ def folder(tmp_path: Path) -> Path:
     """Return a folder with a few files."""
     for name in ("a.png", "b.png", "v.mp4", "s.wav", "odd@name.png", "odd@1.png"):
         (tmp_path / name).write_bytes(b"x")
+    os.mkfifo(tmp_path / "pipe.mp4")
     return tmp_path
 
 
@@ -100,6 +104,8 @@ def test_guides_of_both_kinds_keep_their_order(folder: Path) -> None:
         (("--guide-audio", "s.wav@1:30"), "--guide-audio", "no place"),
         (("--guide", "a.png@"), "--guide", "no place"),
         (("--ref-image", "."), "--ref-image", "folder"),
+        (("--ref-video", "pipe.mp4"), "--ref-video", "not a regular file"),
+        (("--guide", "/dev/zero@1"), "--guide", "not a regular file"),
         (("--reference-size", "max"), "--reference-size", "--ref-image"),
     ],
 )
@@ -110,6 +116,32 @@ def test_what_cannot_be_meant_is_refused_before_the_engine_is_asked(
         read(folder, *words)
     assert (caught.value.code, caught.value.field) == ("config_bad_value", field)
     assert told in str(caught.value)
+
+
+def test_the_engines_words_name_options_and_files_instead_of_places_in_the_request(folder: Path) -> None:
+    parser = argparse.ArgumentParser()
+    add_media_arguments(parser)
+    add_edit_arguments(parser)
+    files = {name: str(folder / name) for name in ("a.png", "b.png", "v.mp4", "s.wav")}
+    words = ("--last-frame", files["b.png"], "--ref-audio", files["s.wav"], "--ref-image", files["a.png"])
+    edit = ("--source-video", files["v.mp4"], "--source-audio", files["s.wav"], "--guide", f"{files['a.png']}@2")
+    arguments = parser.parse_args([*words, *edit])
+    media, parts = media_of_arguments(arguments)
+    edited, clips = edit_of_arguments(arguments)
+
+    def told(text: str) -> str:
+        return in_options(text, {**media, **edited}, {**parts, **clips}).replace(f"{folder}/", "")
+
+    assert told("request.keyframes[0].media") == "--last-frame b.png"
+    assert (
+        told("references[1] keeps 9x9; references[0].media too.")
+        == "--ref-image a.png keeps 9x9; --ref-audio s.wav too."
+    )
+    assert told("request.guides[0].seconds") == "--guide a.png"
+    assert told("request.edit.source.media") == "--source-video v.mp4"
+    assert told("request.edit.source.audio") == "--source-audio s.wav"
+    for text in ("request.references[2].media", "request.edit.frames", "Use guides. The edit. It", "request.seconds"):
+        assert told(text) == text
 
 
 def test_several_files_are_numbered_before_their_suffix(tmp_path: Path) -> None:
@@ -141,4 +173,4 @@ class TestWithAnEngine:
         (tmp_path / "a.png").write_bytes(b"no picture")
         done = command("generate", "--url", engine.url, *QUICK, "--first-frame", str(tmp_path / "a.png"))
         assert done.returncode == 2
-        assert "request.keyframes[0].media" in done.stderr
+        assert f"[--first-frame {tmp_path / 'a.png'}]" in done.stderr

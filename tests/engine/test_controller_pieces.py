@@ -14,6 +14,7 @@ from engine.contract.errors import ConfigError, EngineBusyError, JobCancelled, J
 from engine.contract.framing import pack_slice, unpack_slice
 from engine.contract.messages import Done, Output, Part, Queued, StageStarted, Started, Step, Submit
 from engine.contract.requests import Echo, Generate
+from engine.controller_chunks import Chunks
 from engine.controller_folder import RunFolder, open_run_folder
 from engine.controller_jobs import Job, with_latents
 from engine.server.uploads import Upload, check_announcement
@@ -77,15 +78,58 @@ def add_chunks(job: Job, folder: Path) -> list[Path]:
     return files
 
 
-def test_a_chunk_counts_as_taken_once_however_often_it_is_sent(tmp_path: Path) -> None:
-    job, taken = make_job(tmp_path), []
-    job.on_taken = lambda: taken.append(job.last_seq)
+def watch(job: Job, *, connected: bool = True) -> tuple[list[int], list[JobError]]:
+    """Watch a job's chunks with little patience; return where it says what was taken, and who was late."""
+    taken: list[int] = []
+    late: list[JobError] = []
+    job.chunks = Chunks(
+        patience=0.1, taken=lambda: taken.append(job.last_seq), connected=lambda: connected, late=late.append
+    )
+    return taken, late
+
+
+async def test_a_chunk_counts_as_taken_once_however_often_it_is_sent(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    taken, late = watch(job)
     add_chunks(job, tmp_path)
     counts = []
     for seq in (1, 2, 1, 2, 4, 3):
         job.sent(seq)
         counts.append(len(taken))
     assert counts == [0, 1, 1, 1, 3, 3]
+    await asyncio.sleep(0.2)
+    assert not late
+
+
+@pytest.mark.parametrize(("connected", "sent", "ends"), [(True, 1, True), (True, 2, False), (False, 1, False)])
+async def test_a_client_that_takes_nothing_is_late_when_the_ranks_wait_for_it(
+    tmp_path: Path, connected: bool, sent: int, ends: bool
+) -> None:
+    """Which they do while more than two chunks are there; one that lost its connection has time to come back."""
+    job = make_job(tmp_path)
+    _, late = watch(job, connected=connected)
+    add_chunks(job, tmp_path)
+    job.sent(sent)
+    await asyncio.sleep(0.25)
+    assert [error.code for error in late] == ["client_too_slow"] * ends
+
+
+async def test_each_chunk_that_is_taken_gives_the_client_its_time_anew_and_the_ranks_end_takes_it_away(
+    tmp_path: Path,
+) -> None:
+    job = make_job(tmp_path)
+    _, late = watch(job)
+    add_chunks(job, tmp_path)
+    add_chunks(job, tmp_path)
+    for seq in (2, 3, 4):
+        await asyncio.sleep(0.06)
+        job.sent(seq)
+    assert not late
+    add_chunks(job, tmp_path)
+    assert job.chunks is not None
+    job.chunks.close()
+    await asyncio.sleep(0.2)
+    assert not late
 
 
 def test_chunks_that_a_client_has_may_be_deleted_once_and_nothing_else(tmp_path: Path) -> None:
@@ -130,6 +174,17 @@ def test_leftovers_of_a_dead_engine_are_removed_and_a_living_ones_are_not(tmp_pa
     living.close()
     fresh.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_folders_that_were_never_finished_are_removed_once_they_are_old(tmp_path: Path) -> None:
+    for name in ("young", "old", "locked"):
+        (tmp_path / f".new-h3-engine-{name}").mkdir()
+    (tmp_path / ".new-h3-engine-locked" / "lock").touch()
+    for name in ("old", "locked"):
+        os.utime(tmp_path / f".new-h3-engine-{name}", (0, 0))
+    fresh = open_run_folder(tmp_path, room=0)
+    assert sorted(tmp_path.iterdir()) == sorted([tmp_path / ".new-h3-engine-young", fresh.path])
+    fresh.close()
 
 
 def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:

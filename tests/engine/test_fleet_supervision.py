@@ -111,6 +111,14 @@ def test_commands_are_private_files_and_the_store_that_everybody_can_read_holds_
         rank_1.wait_for(2)
 
 
+def test_commands_of_ranks_that_were_lost_are_removed_by_the_next_ones(tmp_path: Path) -> None:
+    store = fleet.loopback_store()
+    Commands(store, tmp_path, generation="launch0").publish(0, {"op": "run"})
+    (tmp_path / "lock").touch()
+    Commands(store, tmp_path, generation="launch1").publish(0, {"op": "run"})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["command-launch1-0.json", "lock"]
+
+
 def python(words: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     return subprocess.run(

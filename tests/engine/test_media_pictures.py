@@ -90,14 +90,17 @@ def test_odd_sizes_come_out_on_the_canvas(size: tuple[int, int], tmp_path: Path)
     assert prepared(tmp_path, encoded(noise(*size))).shape == (64, 64, 3)
 
 
-def test_of_a_clip_the_first_picture_is_taken(tmp_path: Path) -> None:
+def test_of_a_clip_the_first_picture_is_taken_and_that_is_said(tmp_path: Path) -> None:
     frames = [np.full((64, 64, 3), level, np.uint8) for level in (200, 30, 30)]
     clip = write_clip(tmp_path / "clip.mp4", frames)
-    assert abs(int(prepared(tmp_path, clip).mean()) - 200) <= 3
     images = [Image.fromarray(frame) for frame in frames]
     stream = io.BytesIO()
     images[0].save(stream, "GIF", save_all=True, append_images=images[1:])
-    assert int(prepared(tmp_path, stream.getvalue()).mean()) == 200
+    for several in (clip, stream.getvalue()):
+        run = keyframe(tmp_path, several)
+        assert abs(int(run.part("keyframes.0")["frames"].mean()) - 200) <= 3
+        assert run.warnings == ["media_cut"]
+    assert keyframe(tmp_path, encoded(frames[0], "GIF")).warnings == []
 
 
 def test_a_lone_last_keyframe_is_stretched_and_a_follower_cover_cropped(tmp_path: Path) -> None:

@@ -204,6 +204,13 @@ async def test_asking_for_the_websocket_without_an_upgrade_is_told_so(server: Te
     assert "does not exist" not in error["message"]
 
 
+async def test_a_route_asked_in_another_way_than_it_takes_says_the_way(server: TestServer) -> None:
+    status, error = await raw(server, "GET", "/v1/generate")
+    assert (status, error["message"]) == (405, "GET /v1/generate is not possible: this route takes POST.")
+    status, error = await raw(server, "POST", "/v1/health")
+    assert (status, error["message"]) == (405, "POST /v1/health is not possible: this route takes GET.")
+
+
 @pytest.mark.parametrize("job_id", [0, False, "", [], {}])
 async def test_a_job_id_that_is_there_is_never_replaced(
     client: EngineClient, controller: Controller, job_id: Any

@@ -54,6 +54,7 @@ def test_a_duration_that_is_not_a_positive_number_is_refused(seconds: float) -> 
     with pytest.raises(RequestError) as caught:
         geometry.frames_of_seconds(seconds)
     assert (caught.value.code, caught.value.field) == ("out_of_range", "seconds")
+    assert ("so long" in caught.value.message) == (seconds > 0)
 
 
 def test_a_duration_of_too_few_frames_is_refused_in_seconds() -> None:
