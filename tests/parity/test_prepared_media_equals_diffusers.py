@@ -178,7 +178,9 @@ def test_the_clock_is_diffusers_for_many_rates_and_lengths() -> None:
         theirs = MiniMaxH3Ref2VASetupStep._normalize_video_condition(frames, rate, 10_000, 1, 1, 1, 24.0)
         pictures = [Picture(lambda frame=frame: frame) for frame in frames]  # type: ignore[misc]
         held = [
-            picture.pixels()[0, 0, 0] for picture, times in held_pictures(Clip(iter(pictures), rate)) for _ in [0] * times
+            picture.pixels()[0, 0, 0]
+            for picture, times in held_pictures(Clip(iter(pictures), rate))
+            for _ in [0] * times
         ]
         assert held == theirs[:, 0, 0, 0].tolist(), (rate, count)
 
