@@ -112,8 +112,8 @@ def _guide_pictures(job: MediaJob, guide: Guide, part: PreparedPart, path: str, 
     room = canvas.frames - start
     with reading(field):
         clip = job.clip(guide.media, f"{path}.media")
-        # So many more frames that what floors to more than fits is seen.
-        until = room + geometry.FRAMES_PER_CHUNK
+        # So many more frames that what floors to more than fits is seen, and whether it ends there.
+        until = room + geometry.FRAMES_PER_CHUNK + 1
         fit = functools.partial(cover_crop, field=field)
         found = write_clip(clip, part, size=lambda *_: (canvas.width, canvas.height), fit=fit, keep=room, until=until)
     if not found.frames:
