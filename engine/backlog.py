@@ -1,7 +1,8 @@
 """How many chunks of frames rank 0 may be ahead of those who take them: the MP4 writer or the client's connection.
 
 Rank 0 alone waits, and only where all ranks meet (no collective that could time out is open), so that a slow taker
-slows the decoding down and nothing piles up in the run folder. A cancellation ends the wait. Raises nothing.
+slows the decoding down and nothing piles up in the run folder. A cancellation ends the wait; the controller cancels
+when it lasts too long (`controller_chunks`). Raises nothing.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-CHUNKS_AHEAD = 2
-"""Chunks that may wait to be taken when the next round of tiles begins."""
+from .contract.limits import CHUNKS_AHEAD
 
 
 class Backlog:

@@ -123,6 +123,14 @@ OPTIONS = (
         low=1,
         high=86_400,
     ),
+    Option(
+        "client_timeout",
+        float,
+        _LIMITS.client_timeout,
+        "longest time that the ranks wait for a client that takes no chunk of frames, seconds",
+        low=1,
+        high=86_400,
+    ),
     Option("max_queue", int, _LIMITS.max_queue, "jobs that may wait", low=1, high=10_000),
     Option(
         "cache_mb",
@@ -295,6 +303,7 @@ def build_config(given: Mapping[str, Any], config_file: Path | None = None) -> E
             max_queue=values["max_queue"],
             max_pad_seq_len=values["max_pad_seq_len"],
             media_timeout=values["media_timeout"],
+            client_timeout=values["client_timeout"],
         ),
         cache_mb=values["cache_mb"],
         data_timeout=values["data_timeout"],

@@ -41,6 +41,7 @@ from .contract.tensors import Headers
 from .contract.version import ENGINE_VERSION, PROTOCOL_VERSION
 from .controller_abilities import check_abilities
 from .controller_cache import JobCache, stage_result
+from .controller_chunks import Chunks
 from .controller_fleet import FleetProcess
 from .controller_folder import RunFolder
 from .controller_jobs import Job, finish_movies, with_latents
@@ -304,7 +305,7 @@ class Controller:
         self._queue.remove(job)
         self._running = job
         self._failure = None
-        job.movies = self._movies_of(job)
+        self._listen(job)
         self.stats.jobs_started += 1
         self._fleet.send(
             {
@@ -334,7 +335,9 @@ class Controller:
             if job.queued != event:
                 job.emit(event)
 
-    def _movies_of(self, job: Job) -> Movies:
+    def _listen(self, job: Job) -> None:
+        """Attend to what the job's ranks will make: the MP4s, and the frames that its client takes."""
+
         def taken() -> None:
             self._fleet.send({"op": "taken", "job_id": job.id})
 
@@ -346,12 +349,15 @@ class Controller:
                 self._failure = self._failure or error
                 self.cancel(job)
 
-        job.on_taken = taken
-        return Movies(job.folder, MovieListener(taken, made, failed))
+        job.movies = Movies(job.folder, MovieListener(taken, made, failed))
+        patience = self.config.limits.client_timeout
+        job.chunks = Chunks(patience=patience, taken=taken, connected=lambda: job.followers > 0, late=failed)
 
     def _end(self, job: Job, error: EngineError | None, facts: dict[str, Any] | None = None) -> None:
         if job.movies is not None:
             job.movies.kill()
+        if job.chunks is not None:
+            job.chunks.close()
         if error is None:
             job.emit(Done(time.time() - (job.started or job.created), {**job.plan.facts, **(facts or {})}))
         else:
@@ -410,6 +416,8 @@ class Controller:
             self.stats.gather_workspace_bytes = message["gather_workspace_bytes"]
             error = self._failure or (error_from_dict(message["error"]) if message["error"] else None)
             job.ranks_done = True
+            if job.chunks is not None:
+                job.chunks.close()
             error = error or await finish_movies(job)
             if job is self._running:
                 self._running = None

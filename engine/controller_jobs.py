@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from .contract.messages import (
     Step,
     event_to_dict,
 )
+from .controller_chunks import Chunks
 from .controller_movies import Movies
 
 STATES = ("queued", "running", "done", "error", "cancelled")
@@ -59,7 +60,7 @@ class Job:
         results: the MP4s that ``/result`` gives, by the number of their output.
         latents: of ``generate``, what was sampled, in the order of the outputs; kept like a result.
         followers: connections that are being sent its events.
-        movies: its MP4s while they are written. on_taken: told of each chunk of ``frames`` that was taken.
+        movies: its MP4s while they are written. chunks: its ``frames`` that are not taken yet, while it runs.
         ranks_done: the ranks ended it; what is left is the controller's.
     """
 
@@ -82,7 +83,7 @@ class Job:
     results: dict[int, Path] = field(default_factory=dict)
     latents: list[Path] = field(default_factory=list)
     movies: Movies | None = None
-    on_taken: Callable[[], None] | None = None
+    chunks: Chunks | None = None
     ranks_done: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
     followers: int = 0
@@ -152,13 +153,15 @@ class Job:
             self.results[output.output] = file
         elif output.name == "latents" and self.plan.request.task == "generate":
             self.latents.append(file)
+        elif output.name == "frames" and self.chunks is not None:
+            self.chunks.add()
         self.emit(output, file)
 
     def sent(self, seq: int) -> None:
         """Take note that event ``seq``, with its bytes, and all before it were sent to a client."""
         for entry in self._between(self._sent, seq):
-            if _is_frames(entry) and self.on_taken is not None:
-                self.on_taken()
+            if _is_frames(entry) and self.chunks is not None:
+                self.chunks.take()
         self._sent = max(self._sent, seq)
 
     def received(self, seq: int) -> list[Path]:

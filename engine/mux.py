@@ -2,7 +2,8 @@
 
 Promise: H.264 (4:2:0, BT.709, constant 24 fps) and AAC (stereo), index in front so that a browser plays it while it
 loads; the sound starts with the first picture and has as many samples as were given. Only the coders' own buffers are
-held. Raises `JobError` ``job_failed`` when encoding or writing failed; the file is then removed.
+held. Raises `JobError` ``disk_full`` when there is no room, ``job_failed`` when encoding or writing failed otherwise;
+the file is then removed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTr
 
 from .contract import geometry
 from .contract.errors import JobError
+from .wire import told_full
 
 logger = logging.getLogger(__name__)
 
@@ -100,11 +102,11 @@ class Mp4Writer:
         except Exception as error:
             logger.exception("%s could not be written", self._path)
             self.abort()
-            raise JobError(
+            raise told_full(error, self._path.parent) or JobError(
                 "job_failed",
                 f"The video could not be written: {error}",
                 field="video",
-                remedy="Check the free space of the engine's run folder.",
+                remedy="Look at the engine's log.",
             ) from error
 
 

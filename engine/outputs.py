@@ -1,8 +1,8 @@
 """What a job gives: events, and pieces of its result as files that the controller takes over.
 
 Rank 0 has `RelayOutputs`; the others have `NoOutputs` and so run the same code. A piece is announced when its file is
-complete and never touched afterwards. Nothing here waits for who takes the pieces but `wait_for_room`. Raises OSError
-when the disk is full or the controller is gone.
+complete and never touched afterwards. Nothing here waits for who takes the pieces but `wait_for_room`. Raises
+`JobError` ``disk_full``, and OSError when the controller is gone.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from .backlog import Backlog
 from .contract.messages import Event, event_to_dict
 from .link import RankLink
+from .wire import told_full
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +95,7 @@ class RelayOutputs:
     def movie(self, name: str, tensor: torch.Tensor, *, index: int = 0) -> None:
         """Write and announce one safetensors file for the MP4's writer."""
         path = self._folder / f"movie-{name}-{self._number}-{index}.safetensors"
-        save_file({name: tensor.cpu().contiguous()}, path)
+        _save({name: tensor}, path)
         self._count(name)
         self._tell_movie(name, str(path))
 
@@ -140,7 +142,15 @@ class RelayOutputs:
 
 
 def _save(tensors: Mapping[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    save_file({key: tensor.cpu().contiguous() for key, tensor in tensors.items()}, path, metadata)
+    """Write ``path``, whole or not at all.
+
+    Raises:
+        JobError: ``disk_full``.
+    """
+    try:
+        save_file({key: tensor.cpu().contiguous() for key, tensor in tensors.items()}, path, metadata)
+    except (OSError, SafetensorError) as error:
+        raise told_full(error, path.parent) or error from error
 
 
 def _flat(tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:

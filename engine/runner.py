@@ -197,6 +197,7 @@ class _Job:
         self._progress = progress
         self._outputs = outputs
         self._reuse = reuse
+        self._late: EngineError | None = None
         # Where the ranks' VAEs trade tiles, `crew.collect` says so.
         self._apart = {"decode_audio", "decode_video", "encode_media"}
         self._apart |= set() if mesh.teams else {"encode_prompt"}
@@ -204,15 +205,16 @@ class _Job:
 
     def _boundary(self) -> None:
         """Meet the other ranks before a step of the stage that runs; see `StageContext.boundary`."""
-        # Here and nowhere else: the others wait in a group that never times out.
-        self._outputs.wait_for_room()
+        if self._late is None:
+            # Here and nowhere else: the others wait in a group that never times out.
+            self._outputs.wait_for_room()
         self._meet(quiet=self._progress.stage in self._apart)
 
     def _meet(self, *, quiet: bool) -> None:
         """Meet the other ranks with nothing left to do on any device; ``quiet`` tells what follows (`Mesh.quiet`)."""
         self._mesh.wait_for_device()
         try:
-            self._agreement.settle()
+            self._agreement.settle(self._late)
         except JobCancelled:
             self._mesh.dirty = False
             raise
@@ -427,8 +429,22 @@ class _Job:
             audio = decode_audio(self._ctx, latents.audio)
         with self._progress.running("decode_video"), _frame_sink(outputs, latents, audio, request) as frames:
             for chunk in decode_video(self._ctx, latents.video):
-                frames.add(chunk)
+                self._give(frames, chunk)
+            if self._late is not None:
+                raise self._late
         return frames.facts()
+
+    def _give(self, frames: FrameSink, chunk: torch.Tensor) -> None:
+        """Give ``chunk``; when that fails, tell the others where all meet next.
+
+        They are at work on tiles now: an error here would break off their transfer, and lose the group with it.
+        """
+        try:
+            if self._late is None:
+                frames.add(chunk)
+        except EngineError as error:
+            logger.exception("a chunk of frames could not be given")
+            self._late = error
 
 
 def _sizes(request: EncodeMedia | Denoise | Generate) -> tuple[int, int, int]:

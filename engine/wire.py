@@ -1,19 +1,41 @@
 """Parts between a connection and the disk: bytes go straight to files, hashed on the way, never whole in memory.
 
 Blocking functions, to be called from a thread. `PartWriter` raises `RequestError` for slices that are out of order, too
-long or do not hash to what was announced; an `OSError` of the disk passes through.
+long or do not hash to what was announced; an `OSError` of the disk passes through. `told_full` is what users are told
+of one that says that there is no room.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from .contract import framing
-from .contract.errors import RequestError
+from .contract.errors import JobError, RequestError
 from .contract.messages import Part
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def told_full(error: Exception, folder: Path) -> JobError | None:
+    """Return ``disk_full`` when ``error`` says that ``folder`` has no room for a file; None when it says another thing.
+
+    Args:
+        error: an `OSError`, or one of safetensors', which has its number in the text alone.
+    """
+    if getattr(error, "errno", None) not in _FULL and not any(f"(os error {code})" in str(error) for code in _FULL):
+        return None
+    return JobError(
+        "disk_full",
+        f"There is no room for what was made in {folder}: {error}",
+        field="run_dir",
+        value=str(folder),
+        remedy="Give --run-dir a larger folder, ask for a smaller video, or make room: DELETE /v1/jobs/{id} removes a "
+        "job's results, --cache-mb says how much is kept.",
+    )
 
 
 def hash_file(path: Path) -> tuple[int, str]:

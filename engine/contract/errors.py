@@ -171,6 +171,8 @@ CODES: dict[str, str] = {
     "out_of_memory": "a device ran out of memory",
     "rank_lost": "a rank died or stopped answering; the fleet restarts",
     "cancelled": "the job was cancelled",
+    "client_too_slow": "the client did not take its frames, and the ranks waited too long for it",
+    "disk_full": "the engine's run folder has no room for what was made",
     "queue_full": "the queue has no place left",
     "engine_dead": "the ranks are gone",
     "connection_lost": "the engine cannot be reached",

@@ -17,6 +17,8 @@ MAX_OUTPUTS = 10
 DEFAULT_SECONDS = 5.0
 PAD_MULTIPLE = 64
 """A pinned length of the packed sequence is a multiple of this many rows."""
+CHUNKS_AHEAD = 2
+"""Chunks of frames that may wait to be taken when the ranks begin their next round of tiles."""
 MIN_RANK_WEIGHT = 1e-6
 MAX_RANK_WEIGHT = 1e6
 """A rank's weight lies between these: shares that differ by more are nobody's wish."""
@@ -80,6 +82,7 @@ class Limits:
         resume_seconds: how long a job survives an abnormal loss of its connection.
         max_pad_seq_len: largest ``pad_seq_len`` of a request, rows.
         media_timeout: how long reading the pictures and sounds of one request may take, seconds.
+        client_timeout: how long the ranks wait for a client that takes no chunk of frames, seconds.
     """
 
     max_prompt_tokens: int = 2048
@@ -91,6 +94,7 @@ class Limits:
     resume_seconds: float = 30.0
     max_pad_seq_len: int = 131_072
     media_timeout: float = 300.0
+    client_timeout: float = 120.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form for ``/v1/info``."""

@@ -185,4 +185,4 @@ for part in (0, 1 / 4, 1 / 2, 3 / 4, 1):
 def test_a_disk_that_is_full_at_any_moment_fails_the_job_and_blocks_nobody(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _DISK_OF_EVERY_SIZE, str(tmp_path / "movie.mp4")]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90, check=False)
-    assert ended.stdout.splitlines() == ["job_failed False"] * 5, ended.stderr
+    assert ended.stdout.splitlines() == ["disk_full False"] * 5, ended.stderr

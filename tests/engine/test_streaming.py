@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.backlog import CHUNKS_AHEAD
 from engine.client import Channel, EngineClient
 from engine.contract.errors import JobError
 from engine.contract.geometry import audio_latents, latent_frames
+from engine.contract.limits import CHUNKS_AHEAD
 from tests.support.engine_process import ROOT, EngineProcess
 from tests.support.jobs import QUICK, events_until_final, new_id
 from tests.support.video import video_facts
@@ -28,15 +30,17 @@ pytestmark = [pytest.mark.ranks, pytest.mark.timeout(180)]
 DECODER = "MiniMaxH3VideoViTDecoder3d"
 MP4 = {"task": "decode", "container": "mp4"}
 FRAMES = {"task": "decode"}
+CLIENT_TIMEOUT = 12.0
 
 
 @pytest.fixture(scope="module")
 def engine(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
     """An engine of two ranks in which faults can be planted, and whose freed memory goes back to the system at once."""
+    options = ("--cache-mb", "0", "--client-timeout", str(CLIENT_TIMEOUT))
     folder = tmp_path_factory.mktemp("streaming")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
-        with EngineProcess(tiny_checkpoint, folder, options=("--cache-mb", "0"), faults=True) as process:
+        with EngineProcess(tiny_checkpoint, folder, options=options, faults=True) as process:
             yield process
 
 
@@ -163,8 +167,8 @@ async def test_a_client_that_does_not_read_holds_the_decoding_back_and_one_that_
         await channel.submit({**FRAMES, "frame_dtype": "float32"}, job_id=job_id, inputs={"latents": latents})
         while not waiting_chunks(engine):
             await asyncio.sleep(0.1)
-        # Time enough for all seven chunks, did it not wait.
-        for _ in range(20):
+        # Time enough for all seven chunks, did it not wait, and a third of what the ranks would wait.
+        for _ in range(14):
             await asyncio.sleep(0.3)
             assert len(waiting_chunks(engine)) <= CHUNKS_AHEAD + 2
         assert len(waiting_chunks(engine)) > CHUNKS_AHEAD
@@ -183,6 +187,85 @@ async def test_a_client_that_does_not_read_holds_the_decoding_back_and_one_that_
                 return
             await asyncio.sleep(0.05)
     raise AssertionError("chunks that the client has were kept")
+
+
+async def test_a_client_that_stops_reading_ends_its_job_in_time_and_the_next_one_runs(
+    engine: EngineProcess, client: EngineClient, tmp_path: Path
+) -> None:
+    before = engine.get("/v1/info")["pids"]
+    latents = write_latents(tmp_path, frames=124, side=256)
+    async with client.connect(tmp_path) as channel:
+        job_id = new_id()
+        await channel.submit({**FRAMES, "frame_dtype": "float32"}, job_id=job_id, inputs={"latents": latents})
+        begun = time.monotonic()
+        # It waits behind, until the ranks have waited long enough.
+        outcome = await client.run(QUICK, folder=tmp_path)
+        assert time.monotonic() - begun > CLIENT_TIMEOUT
+        assert video_facts(outcome.outputs["video"][0]).frames == 5
+        told = engine.get(f"/v1/jobs/{job_id}")
+        assert (told["state"], told["error"]["code"]) == ("error", "client_too_slow")
+        # Whoever reads on is given what there is, and why it ended.
+        events = await asyncio.wait_for(events_until_final(channel, job_id), 60)
+    assert events[-1]["error"] == told["error"]
+    assert "--client-timeout" in told["error"]["remedy"]
+    assert 0 < sum(event.get("name") == "frames" for event in events) < 7
+    assert engine.get("/v1/info")["pids"] == before
+
+
+@contextlib.contextmanager
+def largest_file(pid: int, size: int) -> Iterator[None]:
+    """Let the kernel refuse a process files of more than ``size`` bytes, as a quota does, for the time of the block."""
+    process = psutil.Process(pid)
+    soft, hard = process.rlimit(psutil.RLIMIT_FSIZE)
+    process.rlimit(psutil.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        process.rlimit(psutil.RLIMIT_FSIZE, (soft, hard))
+
+
+async def test_a_run_folder_without_room_for_the_frames_is_told_as_such_and_leaves_the_latents(
+    engine: EngineProcess, client: EngineClient, tmp_path: Path
+) -> None:
+    before = engine.get("/v1/info")["pids"]
+    asked = {**QUICK, "frames": 22, "width": 128, "height": 128}
+    # Room for latents and sound, 230 kB, and not for a chunk of 830 kB.
+    with largest_file(before[0], 300_000), pytest.raises(JobError) as caught:
+        await client.run({**asked, "container": "tensors"}, folder=tmp_path)
+    error = caught.value
+    assert (error.code, error.field) == ("disk_full", "run_dir")
+    assert "--run-dir" in str(error.remedy)
+    assert error.details["latents"] in str(error.remedy)
+    latents = tmp_path / "kept.safetensors"
+    latents.write_bytes(engine.fetch(error.details["latents"])[2])
+    outcome = await client.run(MP4, inputs={"latents": latents}, folder=tmp_path)
+    assert video_facts(outcome.outputs["video"][0]).frames == 22
+    assert engine.get("/v1/info")["pids"] == before
+
+
+async def test_what_was_made_before_a_later_output_failed_is_there_and_so_are_the_latents_of_both(
+    engine: EngineProcess, client: EngineClient, tmp_path: Path
+) -> None:
+    async with client.connect(tmp_path) as channel:
+        # A video of five frames is one tile: rank 0 decodes, once for each output.
+        with engine.fault(rank=0, module=DECODER, call=1, do="raise"):
+            job_id = new_id()
+            await channel.submit({**QUICK, "num_outputs": 2}, job_id=job_id)
+            error = (await asyncio.wait_for(events_until_final(channel, job_id), 60))[-1]["error"]
+    made, missing = (f"/v1/jobs/{job_id}/result?output={number}" for number in (0, 1))
+    assert (error["code"], error["details"]["latents"]) == ("job_failed", f"/v1/jobs/{job_id}/latents?output=1")
+    assert engine.get(f"/v1/jobs/{job_id}")["results"] == [made]
+    (tmp_path / "first.mp4").write_bytes(engine.fetch(made)[2])
+    assert video_facts(tmp_path / "first.mp4").frames == 5
+    status, answer = engine.call("GET", missing)
+    assert (status, answer["error"]["code"]) == (404, "no_result")
+    # The error says where the latents are whose decoding failed; they decode to what is missing.
+    kept = [tmp_path / f"latents-{number}.safetensors" for number in (0, 1)]
+    for path, route in zip(kept, (f"/v1/jobs/{job_id}/latents", error["details"]["latents"]), strict=True):
+        path.write_bytes(engine.fetch(route)[2])
+    assert not torch.equal(*(load_file(path)["video"] for path in kept))
+    outcome = await client.run(MP4, inputs={"latents": kept[1]}, folder=tmp_path)
+    assert video_facts(outcome.outputs["video"][0]).frames == 5
 
 
 def memory_of(pid: int, row: str) -> int:
