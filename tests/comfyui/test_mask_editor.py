@@ -138,6 +138,26 @@ def test_an_unknown_version_is_shown_and_never_overwritten(editor: EditorPage) -
     assert editor.get("[...editor.root.querySelectorAll('[data-tool]')].every((button) => button.disabled)")
 
 
+def test_a_broken_text_can_be_put_away_and_what_another_writes_is_taken(editor: EditorPage) -> None:
+    editor.load(mask_graph(width=WIDTH, height=HEIGHT, seconds=1.6, document='{"version":1,"canvas":{"frames":1e9}}'))
+    editor.zoom_graph(0.7)
+    assert not editor.get("editor.editable")
+    editor.page.get_by_role("button", name="Put an empty edit in place of this text").click()
+    editor.path([(0.3, 0.3), (0.6, 0.3)])
+    document = editor.document()
+    layer = document["layers"][0]
+    odd = {**document, "canvas": {**document["canvas"], "width": 250}, "layers": [{**layer, "name": "theirs"}]}
+    editor.page.evaluate(
+        "(text) => { app.graph.getNodeById(2).widgets.find((widget) => widget.name === 'document').value = text; }",
+        json.dumps(odd),
+    )
+    editor.page.mouse.move(5, 5)
+    editor.press("b")
+    editor.path([(0.3, 0.7), (0.6, 0.7)])
+    assert editor.document()["layers"][0]["name"] == "theirs"
+    assert len(editor.document()["layers"]) == 2
+
+
 def test_keys_lanes_presets_and_layers_do_what_they_say(editor: EditorPage) -> None:
     editor.load(GRAPH)
     editor.zoom_graph(0.7)

@@ -24,6 +24,8 @@ const BAD = {
   "a list": "[]",
   "layers without a canvas": JSON.stringify({ version: 1, layers: [LAYER] }),
   "an unknown kind": JSON.stringify({ version: 1, canvas: CANVAS, layers: [{ ...LAYER, kind: "star" }] }),
+  "a canvas of a billion frames": JSON.stringify({ version: 1, canvas: { ...CANVAS, frames: 1e9 } }),
+  "half a pixel": JSON.stringify({ version: 1, canvas: { ...CANVAS, width: 0.5 } }),
   "no points": JSON.stringify({ version: 1, canvas: CANVAS, layers: [{ ...LAYER, keys: [{ frame: 0 }] }] }),
   "a point of words": JSON.stringify({ version: 1, canvas: CANVAS, layers: [{ ...LAYER, keys: [{ frame: 0, points: [["x", 1]] }] }] }),
   "a range without an end": JSON.stringify({ version: 1, canvas: CANVAS, video: { ranges: [{ from: 1, value: 1 }] } }),
@@ -38,7 +40,10 @@ for (const [name, text] of Object.entries(BAD)) {
 }
 
 test("the version of a newer document is named", () => {
-  assert.match(readDocument('{"version": 2}').problem ?? "", /version 2.*version 1/);
+  const { problem, version } = readDocument('{"version": 2}');
+  assert.match(problem ?? "", /version 2.*version 1/);
+  assert.equal(version, 2);
+  assert.equal(readDocument("{").version, null, "what is broken may be put away, what is newer may not");
 });
 
 test("points have five digits, and a pressure only when it is not full", () => {

@@ -41,6 +41,7 @@ export interface GraphNode {
   setSize?(size: [number, number]): void;
   getInputNode?(slot: number): GraphNode | null;
   getOutputNodes?(slot: number): GraphNode[] | null;
+  addCustomWidget?(widget: Widget): Widget;
   addDOMWidget?(name: string, type: string, element: HTMLElement, options: Record<string, unknown>): Widget;
   onConfigure?(saved: SavedNode): void;
   onExecuted?(output: Record<string, unknown>): void;

@@ -82,6 +82,15 @@ function wholeFrames(frames) {
   return Math.max(0, Math.ceil((frames - 5) / 17)) * 17 + 5;
 }
 
+/**
+ * Return the size of the smallest latent that holds a canvas.
+ * @param {Size} canvas
+ * @returns {Size}
+ */
+export function gridOf({ width, height, frames }) {
+  return { width: Math.ceil(width / ROW) * ROW, height: Math.ceil(height / ROW) * ROW, frames: wholeFrames(frames) };
+}
+
 /** Longer clips than this are not edited in one piece. */
 const MOST_FRAMES = 24 * 60 + 17;
 

@@ -44,6 +44,8 @@ export const VERSION = 1;
  * @property {number} scale
  */
 
+const MOST_SIDE = 8192; // pixels
+const MOST_FRAMES = 24 * 120;
 const KINDS = ["stroke", "rect", "ellipse", "polygon", "raster"];
 
 /**
@@ -80,16 +82,24 @@ function digits(value) {
 
 /**
  * Read a widget's text, with the defaults of what is left out. Unknown fields stay where they are. A text that is no document
- * of this version gives a problem in words and no edit: show it read-only, never write it over.
+ * of this version gives a problem in words and no edit: show it read-only, never write it over. version: the one that it
+ * claims, where that is another.
  * @param {string} text empty: an empty document
- * @returns {{ edit: MaskDocument, problem: null } | { edit: null, problem: string }}
+ * @returns {{ edit: MaskDocument, problem: null } | { edit: null, problem: string, version: number | null }}
  */
 export function readDocument(text) {
   if (!text.trim()) return { edit: emptyDocument(), problem: null };
+  let data;
   try {
-    return { edit: filled(JSON.parse(text)), problem: null };
+    data = JSON.parse(text);
+  } catch {
+    return { edit: null, problem: "The text of this node is not JSON.", version: null };
+  }
+  try {
+    return { edit: filled(data), problem: null };
   } catch (error) {
-    return { edit: null, problem: error instanceof Error ? error.message : String(error) };
+    const version = Number.isInteger(data?.version) && data.version !== VERSION ? data.version : null;
+    return { edit: null, problem: error instanceof Error ? error.message : String(error), version };
   }
 }
 
@@ -110,7 +120,7 @@ function filled(data) {
   must(isObject(data), "The edit is not a JSON object.");
   must(data.version === VERSION, `The edit has version ${data.version}, this editor knows version ${VERSION}.`);
   const { canvas = null, layers = [], video = {}, audio = {} } = data;
-  if (canvas) must([canvas.width, canvas.height, canvas.frames].every((side) => side > 0), "The canvas has no size.");
+  if (canvas) must(isSize(canvas), "The canvas is not of a size that can be edited.");
   must(Array.isArray(layers) && isObject(video) && isObject(audio), "Layers or lanes are not what they should be.");
   must(canvas || !layers.length, "There are layers without a canvas.");
   return {
@@ -172,6 +182,12 @@ function isKey(key) {
  */
 function isNumbers(values, count) {
   return Array.isArray(values) && values.length === count && values.every(Number.isFinite);
+}
+
+/** @param {any} canvas */
+function isSize({ width, height, frames }) {
+  const whole = [width, height, frames].every((value) => Number.isInteger(value) && value > 0);
+  return whole && Math.max(width, height) <= MOST_SIDE && frames <= MOST_FRAMES;
 }
 
 /** @param {any} value */

@@ -1,7 +1,7 @@
 // One editor: the document with its history, what is chosen and shown, and when both canvases are drawn. It knows its elements
 // and, through `Host`, the node; ComfyUI itself is known to widget.js only.
 
-import { MaskCells, tokenCount, tokenOfFrame, tokenStart } from "./cells.js";
+import { gridOf, MaskCells, tokenCount, tokenOfFrame, tokenStart } from "./cells.js";
 import { emptyDocument, isActive, readDocument, writeDocument } from "./document.js";
 import { prepare } from "./dom.js";
 import { moveToCanvas, snapSpan } from "./edits.js";
@@ -82,9 +82,12 @@ export class MaskEditor {
     this.history = new History(emptyDocument());
     /** @type {MaskDocument | null} shown while a drag lasts */
     this.pending = null;
-    this.text = "";
+    /** @type {string | null} the widget's, as it was read or written last */
+    this.text = null;
     this.gone = "";
     this.problem = "";
+    /** True when the text is no document, of this or another version. */
+    this.broken = false;
     /** @type {Size | null} */
     this.given = null;
     this.cells = new MaskCells({ width: 32, height: 32, frames: 5 });
@@ -124,7 +127,7 @@ export class MaskEditor {
   /** The size on which the mask is computed; null while nothing is known. */
   get known() {
     const drawn = this.document.canvas;
-    return this.mismatch() ? drawn : (this.given ?? drawn);
+    return (!this.mismatch() && this.given) || (drawn && gridOf(drawn));
   }
 
   get size() {
@@ -190,10 +193,11 @@ export class MaskEditor {
    * @param {string} text
    */
   load(text) {
-    if (text === this.text && this.history.past.length) return;
+    if (text === this.text) return;
     const read = readDocument(text);
     this.text = text;
     this.problem = read.problem ?? "";
+    this.broken = read.problem !== null && read.version === null;
     this.pending = null;
     this.history = new History(read.edit ?? emptyDocument());
     this.refresh();
@@ -286,6 +290,12 @@ export class MaskEditor {
   /** @param {(layer: Layer) => Layer} change of the chosen layer and what belongs to it @param {string} [tag] */
   changeSelected(change, tag = "") {
     if (this.layer) this.commit(changeGroup(this.document, this.layer, change), tag && `${tag} ${this.layer.id}`);
+  }
+
+  /** Put an empty edit in place of a text that is none. */
+  startAnew() {
+    this.load("");
+    this.host.save("");
   }
 
   /** Bring the edit to the latent that is connected. */

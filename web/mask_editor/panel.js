@@ -174,12 +174,14 @@ function usePreset(editor, preset, seconds) {
 function noticeBar(editor, updates) {
   const text = make("span", {});
   const adopt = button("move the edit to this latent", "Coordinates stay, sizes follow, what lies behind the end is cut", () => editor.adopt());
-  const bar = make("div", { class: "h3-mask-notice", role: "alert", "data-part": "notice" }, text, " ", adopt);
+  const anew = button("start anew", "Put an empty edit in place of this text", () => editor.startAnew());
+  const bar = make("div", { class: "h3-mask-notice", role: "alert", "data-part": "notice" }, text, " ", adopt, anew);
   updates.push(() => {
     const mismatch = editor.problem ? "" : editor.mismatch();
     const said = editor.problem ? `Read-only: ${editor.problem}` : mismatch;
     bar.hidden = !said;
     adopt.hidden = !mismatch;
+    anew.hidden = !editor.broken;
     if (text.textContent !== said) text.textContent = said;
   });
   return bar;

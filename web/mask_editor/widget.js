@@ -4,7 +4,7 @@
 import { make } from "./dom.js";
 import { MaskEditor } from "./editor.js";
 import { FactsStore } from "./frames.js";
-import { downstream, originOfLatent, resultInGraph, sizeInGraph, sourceInGraph, stepsInGraph, upstream } from "./graph.js";
+import { downstream, originOfLatent, resultInGraph, sizeInGraph, sourceInGraph, stepsInGraph, upstream, valueOf } from "./graph.js";
 
 /** @typedef {import("../../../scripts/app.js").GraphNode} GraphNode */
 /** @typedef {import("../../../scripts/app.js").App} App */
@@ -43,6 +43,7 @@ export function attachEditor(node, app) {
   const text = node.widgets?.find((widget) => widget.name === "document");
   if (!text || !node.addDOMWidget) return;
   hide(text);
+  hideText(node);
   const place = make("div", { class: "h3-mask-place", "data-capture-wheel": "true" });
   place.style.cssText = `width: 100%; height: 100%; min-height: ${MIN_HEIGHT}px;`;
   const away = make("div", { class: "h3-mask-away" }, "The editor is open in full screen.");
@@ -92,12 +93,11 @@ export function attachEditor(node, app) {
   node.setSize?.([Math.max(node.size?.[0] ?? 0, SIZE[0]), Math.max(node.size?.[1] ?? 0, SIZE[1])]);
   const take = () => {
     place.dataset.node = String(node.id);
-    hideText(node);
     fit(node, place);
     const output = /** @type {{ h3_mask?: Shown[] } | undefined} */ (app.nodeOutputs?.[String(node.id)]);
     if (output?.h3_mask?.[0]) remember(output.h3_mask[0]);
     editor.rasters.connect(shown?.mask ? { key: shown.mask } : null);
-    editor.load(typeof text.value === "string" ? text.value : "");
+    editor.load(textOf(node));
     editor.refresh();
     void lastSampling(app, editor.size).then((found) => {
       last = found;
@@ -108,23 +108,33 @@ export function attachEditor(node, app) {
   for (const wait of [50, 400]) setTimeout(() => takeOver(place), wait);
 }
 
+/** @param {GraphNode} node @returns {string} its document */
+function textOf(node) {
+  const text = valueOf(node, "document");
+  return typeof text === "string" ? text : "";
+}
+
 /**
  * Hide a widget; nor does it take room (some versions lay out what is hidden).
  * @param {import("../../../scripts/app.js").Widget} widget
  */
 function hide(widget) {
   widget.hidden = true;
-  widget.options = { ...widget.options, hidden: true };
+  // In place: later versions hold on to the object.
+  Object.assign((widget.options ??= {}), { hidden: true });
   Object.assign(widget, { computeLayoutSize: () => ({ minHeight: 0, maxHeight: 0, minWidth: 0 }), computeSize: () => [0, -4] });
 }
 
 /**
- * Hide the text that ComfyUI puts on a node that ran: it takes half of the editor's room to say what the editor says.
+ * Hide the text that ComfyUI puts on a node that runs: it takes half of the editor's room to say what the editor says.
  * @param {GraphNode} node
  */
 function hideText(node) {
-  const text = node.widgets?.find((widget) => widget.name === TEXT_WIDGET);
-  if (text && !text.hidden) hide(text);
+  const { addCustomWidget } = node;
+  node.addCustomWidget = function (widget) {
+    if (widget.name === TEXT_WIDGET) hide(widget);
+    return addCustomWidget?.call(this, widget) ?? widget;
+  };
 }
 
 /**
@@ -137,12 +147,15 @@ function stateOf(node) {
 }
 
 /**
- * Give the editor the room of its node: Vue nodes do not stretch what is in them. The only place that writes a height.
+ * Give the editor the room of its node: Vue nodes of 2025 do not stretch what is in them, later ones lay it out in a grid that
+ * does. The only place that writes a height.
  * @param {GraphNode} node
  * @param {HTMLElement} place
  */
 function fit(node, place) {
-  const room = window.LiteGraph?.vueNodesMode ? (node.size?.[1] ?? 0) - ABOVE : 0;
+  const around = place.closest(".lg-node-widgets");
+  const fixed = window.LiteGraph?.vueNodesMode && (!around || getComputedStyle(around).display !== "grid");
+  const room = fixed ? (node.size?.[1] ?? 0) - ABOVE : 0;
   place.style.minHeight = `${Math.max(MIN_HEIGHT, room)}px`;
 }
 
@@ -198,10 +211,11 @@ function follow(node, app, { take, editor, remember, over, place }) {
     editor.refresh();
   };
   app.api.addEventListener(CANVAS_EVENT, told);
-  const texted = () => requestAnimationFrame(() => hideText(node));
-  app.api.addEventListener("progress_text", texted);
   // A change elsewhere in the graph: another size, another file. Not every change is told, so the pointer looks too.
-  const look = () => editor.refresh();
+  const look = () => {
+    editor.load(textOf(node));
+    editor.refresh();
+  };
   editor.root.addEventListener("pointerenter", look);
   app.api.addEventListener("graphChanged", look);
   node.onRemoved = function () {
@@ -209,7 +223,6 @@ function follow(node, app, { take, editor, remember, over, place }) {
     app.api.removeEventListener("executed", executed);
     app.api.removeEventListener("graphChanged", look);
     app.api.removeEventListener(CANVAS_EVENT, told);
-    app.api.removeEventListener("progress_text", texted);
     over.remove();
     editor.close();
   };
