@@ -418,7 +418,7 @@ class Controller:
             job.ranks_done = True
             if job.chunks is not None:
                 job.chunks.close()
-            error = error or await finish_movies(job)
+            error = await finish_movies(job, error)
             if job is self._running:
                 self._running = None
                 if error is None:

@@ -235,14 +235,18 @@ def _is_frames(sent: Sent) -> bool:
     return (sent.data["type"], sent.data.get("name")) == ("output", "frames")
 
 
-async def finish_movies(job: Job) -> EngineError | None:
-    """Wait for the MP4s of a job that the ranks ended well; return why there is none."""
-    try:
-        if job.movies is not None:
-            await job.movies.finish()
-    except EngineError as error:
+async def finish_movies(job: Job, error: EngineError | None) -> EngineError | None:
+    """Wait for the MP4s of a job that the ranks ended with ``error``; return that, or why there is no MP4.
+
+    After an error too those are waited for that have all their pictures: outputs before the one that failed.
+    """
+    if job.movies is None or isinstance(error, JobCancelled):
         return error
-    return None
+    try:
+        await job.movies.finish(whole_only=error is not None)
+    except EngineError as failure:
+        return error or failure
+    return error
 
 
 def with_latents(error: EngineError, job: Job) -> EngineError:

@@ -59,14 +59,18 @@ class Movies:
             self._writers[number] = await _start(number, self._folder / f"video-{number}.mp4", self._listener)
         self._writers[number].send({name: path or True})
 
-    async def finish(self) -> None:
+    async def finish(self, *, whole_only: bool = False) -> None:
         """Wait until all movies that were begun are made.
+
+        Args:
+            whole_only: leave out those that lack pictures.
 
         Raises:
             EngineError: why one cannot be; ``cancelled`` after `kill`.
         """
         for writer in self._writers.values():
-            await writer.end
+            if writer.whole or not whole_only:
+                await writer.end
 
     def kill(self) -> None:
         """Stop what is still being written; the unfinished files go."""
@@ -79,6 +83,7 @@ class _Writer:
 
     Attributes:
         end: done when the movie is made; holds the error otherwise.
+        whole: it was told that it has everything.
     """
 
     def __init__(self, process: asyncio.subprocess.Process, number: int, path: Path, listener: MovieListener) -> None:
@@ -87,6 +92,7 @@ class _Writer:
         self._path = path
         self._listener = listener
         self._killed = False
+        self.whole = False
         self.end = asyncio.create_task(self._attend())
         # A job that fails for another reason never asks.
         self.end.add_done_callback(lambda end: end.cancelled() or end.exception())
@@ -94,6 +100,7 @@ class _Writer:
     def send(self, message: dict[str, Any]) -> None:
         """Send one line; a program that is gone is noticed by `_attend`."""
         assert self._process.stdin is not None
+        self.whole = self.whole or "finish" in message
         with contextlib.suppress(ConnectionError, RuntimeError):
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
 
