@@ -10,6 +10,7 @@ naming what is wrong and what to do.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -73,6 +74,11 @@ class Component:
         """Bytes that will be read."""
         return sum(tensor.bytes for tensor in self.tensors.values())
 
+    def without(self, children: tuple[str, ...]) -> Component:
+        """Return the same without these children of the model."""
+        tensors = {name: stored for name, stored in self.tensors.items() if name.partition(".")[0] not in children}
+        return dataclasses.replace(self, tensors=tensors, left_out=(*self.left_out, *children))
+
 
 @dataclass(frozen=True)
 class SmallComponent:
@@ -100,6 +106,11 @@ class Checkpoint:
     partitions: tuple[str, ...]
     components: Mapping[str, Component]
     small: Mapping[str, SmallComponent]
+
+    def without(self, stage: str) -> Checkpoint:
+        """Return the same without what ``stage`` alone needs of the VAEs, for a rank that takes no part in it."""
+        parts = {name: part.without(_HALVES.get(name, {}).get(stage, ())) for name, part in self.components.items()}
+        return dataclasses.replace(self, components={name: part for name, part in parts.items() if part.tensors})
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:

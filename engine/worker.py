@@ -313,6 +313,8 @@ class Worker:
             text_encoder_ranks=options.text_encoder_tp_degree,
             vae_on_one_rank=options.vae_on_one_rank,
         )
+        if options.media_encode == "leader" and mesh.layout.rank != 0:
+            checkpoint = checkpoint.without("encode_media")
         models = load_models(
             checkpoint,
             device=self._device,

@@ -15,9 +15,10 @@ import dataclasses
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 
@@ -94,6 +95,14 @@ class VaeCrew:
     def encoders(self) -> VaeCrew:
         """The crew that encodes."""
         return dataclasses.replace(self, weights=_alone(self.weights)) if self.leader_encodes else self
+
+    def bring_vae(self, *, stage: str) -> AbstractContextManager[Any]:
+        """Have the video VAE on the device inside the block; None on a rank that computes nothing with it.
+
+        Raises:
+            JobError: ``out_of_memory`` in ``stage``.
+        """
+        return self.staging.bring("vae", stage=stage) if self.weights[self.rank] else nullcontext()
 
     def free(self) -> None:
         """Give back memory that nobody uses at the moment."""

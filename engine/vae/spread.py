@@ -47,7 +47,7 @@ def decode_frames(
     """
     grid = Grid.cover(latents.shape[3] * ratio, latents.shape[4] * ratio, crew.tiles, ratio=ratio)
     try:
-        with crew.staging.bring("vae", stage="decode_video") as vae:
+        with crew.bring_vae(stage="decode_video") as vae:
             if batch is None:
                 batch = _fitting_batch(vae, grid, crew, ratio=ratio, boundary=boundary)
             work = _decoding(vae, latents, grid, ratio=ratio, batch=batch)
@@ -82,7 +82,7 @@ def encode_pixels(
     clips = -(-frames // geometry.FRAMES_PER_CHUNK)
     crew = crew.encoders
     try:
-        with crew.staging.bring("vae", stage="encode_media") as vae:
+        with crew.bring_vae(stage="encode_media") as vae:
             work = _encoding(vae, pixels, grid, clips=clips, ratio=ratio, prepare=prepare)
             stitched = [
                 grid.stitch(tiles, scale=ratio) for tiles in collect(work, crew, boundary=boundary)

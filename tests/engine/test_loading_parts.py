@@ -100,6 +100,17 @@ def test_the_parts_add_up_to_the_whole(tiny_checkpoint: Path) -> None:
     assert read(*ENCODES) + read(*GENERATES) == read(*ENCODES, *GENERATES)
 
 
+def test_a_rank_that_does_not_encode_reads_what_decodes_alone(tiny_checkpoint: Path) -> None:
+    every = open_checkpoint(tiny_checkpoint)
+    models, whole = _load(every.without("encode_media")), stages.load(tiny_checkpoint)
+    assert (models.vae.encoder, models.vae.quant_conv, models.audio_vae.encoder) == (None,) * 3
+    latents = torch.randn(1, 24, 7, 2, 2)
+    with torch.no_grad():
+        assert torch.equal(models.vae.decode(latents).sample, whole.vae.decode(latents).sample)
+    # Where nothing of a component is left, it is not built.
+    assert set(open_checkpoint(tiny_checkpoint, stages=ENCODES).without("encode_media").components) == {"text_encoder"}
+
+
 @pytest.mark.parametrize("asked", [("transformer",), ("transformer_ref",), ("transformer", "transformer_ref")])
 def test_only_the_chosen_partitions_are_needed(copy: Path, asked: tuple[str, ...]) -> None:
     for name in {"transformer", "transformer_ref"} - {*asked}:

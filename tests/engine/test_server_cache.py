@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from engine.checkpoint import open_checkpoint
 from engine.client import EngineClient
 from tests.support.engine_process import EngineProcess
 from tests.support.jobs import LONG, QUICK, events_until_final, new_id, wait_for_event
@@ -24,8 +25,9 @@ KEYFRAMES = [{"media": {"part": "a"}, "at": "first"}]
 
 @pytest.fixture(scope="module")
 def keeping(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
-    """Return an engine that keeps results, as by default."""
-    with EngineProcess(tiny_checkpoint, tmp_path_factory.mktemp("keeping"), media=True) as process:
+    """Return an engine that keeps results, as by default; its first rank encodes media alone, which changes no bit."""
+    options = ("--media-encode", "leader")
+    with EngineProcess(tiny_checkpoint, tmp_path_factory.mktemp("keeping"), options=options, media=True) as process:
         yield process
 
 
@@ -69,6 +71,16 @@ async def user(keeping: EngineProcess, tmp_path: Path) -> AsyncIterator[User]:
 async def other(engine: EngineProcess, client: EngineClient, tmp_path: Path) -> User:
     """Return a user of the engine that keeps nothing."""
     return User(engine, tmp_path, client)
+
+
+def test_a_rank_that_does_not_encode_holds_no_encoder(
+    engine: EngineProcess, keeping: EngineProcess, tiny_checkpoint: Path
+) -> None:
+    together, alone = (found.get("/v1/info")["weight_bytes"] for found in (engine, keeping))
+    encoder = open_checkpoint(tiny_checkpoint, stages=("encode_media",)).components["vae"].bytes
+    assert alone[0] == together[0]
+    # Parameters alone count, not the few stored buffers.
+    assert 0.99 < (together[1] - alone[1]) / encoder <= 1
 
 
 async def test_another_seed_encodes_no_prompt_and_changes_no_bit(user: User, other: User) -> None:

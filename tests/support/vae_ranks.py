@@ -5,6 +5,7 @@ One group of three ranks serves for one, two and three: the weights say who comp
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Callable
 from dataclasses import replace
@@ -139,6 +140,7 @@ def media(rank: Rank) -> None:
     picture, film = (torch.randint(0, 256, (n, *TWO, 3), generator=generator, dtype=torch.uint8) for n in (1, 22))
     asked = [Prepared(picture), Prepared(film, torch.rand((2, 900), generator=generator)), Prepared(film[:5])]
     without = rank.models if rank.first else replace(rank.models, vae=None)
+    decoder = rank.models if rank.first else replace(rank.models, vae=without_encoder(rank.models.vae))
     encoded: list[int] = []
     handle = rank.models.vae.encoder.register_forward_pre_hook(lambda *_: encoded.append(1))
     found = []
@@ -146,6 +148,7 @@ def media(rank: Rank) -> None:
     for models, options, weights, counts in (
         (without, {"vae_on_one_rank": True}, WEIGHTS[1], [8, 0, 0]),
         (rank.models, {"media_encode": "leader"}, WEIGHTS[3], [8, 0, 0]),
+        (decoder, {"media_encode": "leader"}, WEIGHTS[3], [8, 0, 0]),
         (rank.models, {}, WEIGHTS[2], [4, 4, 0]),
         (rank.models, {}, WEIGHTS[3], [4, 3, 1]),
     ):
@@ -162,6 +165,13 @@ def media(rank: Rank) -> None:
         first, *others = [[medium.video for medium in made or ()] for made in found]
         assert len(first) == 3
         assert all(torch.equal(ours, theirs) for other in others for ours, theirs in zip(first, other, strict=True))
+
+
+def without_encoder(vae: Any) -> Any:
+    """Return a copy that decodes alone, as a rank loads it that takes no part in encoding."""
+    half = copy.deepcopy(vae)
+    half.encoder = half.quant_conv = None
+    return half
 
 
 def shares_by_weight(rank: Rank) -> None:
