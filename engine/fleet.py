@@ -148,7 +148,7 @@ def launch(options: RankOptions, *, store: TCPStore, nproc_per_node: int, run_di
     ranks = f"{nproc_per_node} rank{'' if nproc_per_node == 1 else 's'}"
     logger.info("launch %d: %s, store at %s:%d", options.launch, ranks, _LOOPBACK, store.port)
     options = dataclasses.replace(options, fleet=os.getpid())
-    elastic_launch(config, sys.executable)("-m", f"{__package__}.worker", options.to_json())
+    elastic_launch(config, sys.executable)("-m", f"{__package__}.worker_start", options.to_json())
 
 
 def supervise(

@@ -1,4 +1,4 @@
-"""One rank (``python -m engine.worker``, started by the fleet): loads its models, then runs job after job.
+"""One rank (see `worker_start`): loads its models, then runs job after job.
 
 Rank 0 is the relay: it alone speaks with the controller and hands commands to the others as private files; the store,
 where idle ranks wait without sitting in a collective, says when. Exit status: 0 when told to stop or when starting
@@ -30,7 +30,7 @@ from .backlog import Backlog
 from .checkpoint import open_checkpoint
 from .contract.errors import ConfigError, EngineError
 from .devices import pick_device, pick_dtype, share_cores
-from .lifeline import die_with, leave
+from .lifeline import die_with
 from .link import RankLink
 from .models.bundle import Models
 from .models.loading import load_models
@@ -397,7 +397,3 @@ def main() -> int:
         logger.exception("this rank ends")
         status = EXIT_STATUS
     return status
-
-
-if __name__ == "__main__":
-    leave(main())
