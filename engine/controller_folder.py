@@ -6,6 +6,7 @@ that the next engine can tell a leftover from a neighbour. Raises `ConfigError` 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -25,6 +26,8 @@ _MAKING_SECONDS = 3600.0
 _LOCK = "lock"
 _MEMORY = Path("/dev/shm")  # noqa: S108 - the folder made in it is private
 _LONGEST_SOCKET_PATH = 100
+LEAST_ROOM = 10**6
+"""Bytes that are free when a job is accepted: what the ranks are told of it is a file here too."""
 
 
 class RunFolder:
@@ -43,9 +46,11 @@ class RunFolder:
         """Make and return a new empty folder for ``kind`` (``job``, ``upload``).
 
         Raises:
-            EngineBusyError: ``queue_full`` when it cannot be made.
+            EngineBusyError: ``queue_full`` when it cannot be made, or nothing would fit into it.
         """
         try:
+            if self.free_bytes() < LEAST_ROOM:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=self.path))
         except OSError as error:
             raise folder_busy(error) from error

@@ -15,7 +15,7 @@ from engine.contract.framing import pack_slice, unpack_slice
 from engine.contract.messages import Done, Output, Part, Queued, StageStarted, Started, Step, Submit
 from engine.contract.requests import Echo, Generate
 from engine.controller_chunks import Chunks
-from engine.controller_folder import RunFolder, open_run_folder
+from engine.controller_folder import LEAST_ROOM, RunFolder, open_run_folder
 from engine.controller_jobs import Job, with_latents
 from engine.server.uploads import Upload, check_announcement
 from engine.wire import PartWriter, describe_part, hash_file, read_slice
@@ -245,11 +245,21 @@ def test_a_slice_that_does_not_follow_is_refused(tmp_path: Path, offset: int, si
 
 
 def test_an_upload_without_room_is_refused(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RunFolder, "free_bytes", lambda self: 10)
-    submit = Submit(1, "id", {}, 1, (Part("data", 11, "0" * 64),))
+    monkeypatch.setattr(RunFolder, "free_bytes", lambda self: LEAST_ROOM)
+    submit = Submit(1, "id", {}, 1, (Part("data", LEAST_ROOM + 1, "0" * 64),))
     with pytest.raises(EngineBusyError) as caught:
         Upload(submit, ECHO, folder)
-    assert (caught.value.code, caught.value.value) == ("queue_full", 11)
+    assert (caught.value.code, caught.value.value) == ("queue_full", LEAST_ROOM + 1)
+
+
+def test_nothing_is_accepted_into_a_run_folder_that_is_full(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunFolder, "free_bytes", lambda self: LEAST_ROOM - 1)
+    with pytest.raises(EngineBusyError) as caught:
+        folder.make("job")
+    assert caught.value.code == "queue_full"
+    assert "No space left" in caught.value.message
+    assert "--run-dir" in str(caught.value.remedy)
+    assert not list(folder.path.glob("job-*"))
 
 
 def test_an_upload_is_complete_when_all_its_parts_are(folder: RunFolder) -> None:
