@@ -18,7 +18,7 @@ from .fields import Fields, bounded, out_of_range, parse_json, read_value
 VERSION = 1
 MAX_SIDE = 16_384
 MAX_FRAMES = 100_000
-MAX_LAYERS = 256
+MAX_LAYERS = 1024
 MAX_RANGES = 1_000
 MAX_POINTS = 100_000
 """Points of all keys of all layers together."""

@@ -190,7 +190,7 @@ def test_keys_lanes_presets_and_layers_do_what_they_say(editor: EditorPage) -> N
     editor.page.locator("[data-action=preset]").select_option("only-sound")
     editor.settle()
     status = str(editor.get("editor.root.querySelector('[data-part=status]').textContent"))
-    assert status.startswith("0% of picture rows · 100% of sound rows")
+    assert status.startswith("0% of the picture · 100% of the sound")
     editor.page.keyboard.press("f")
     assert editor.get("editor.root.parentElement.className") == "h3-mask-full"
     editor.page.keyboard.press("Escape")

@@ -25,6 +25,7 @@ const BAD = {
   "layers without a canvas": JSON.stringify({ version: 1, layers: [LAYER] }),
   "an unknown kind": JSON.stringify({ version: 1, canvas: CANVAS, layers: [{ ...LAYER, kind: "star" }] }),
   "a canvas of a billion frames": JSON.stringify({ version: 1, canvas: { ...CANVAS, frames: 1e9 } }),
+  "more layers than a run takes": JSON.stringify({ version: 1, canvas: CANVAS, layers: Array(1025).fill(LAYER) }),
   "half a pixel": JSON.stringify({ version: 1, canvas: { ...CANVAS, width: 0.5 } }),
   "no points": JSON.stringify({ version: 1, canvas: CANVAS, layers: [{ ...LAYER, keys: [{ frame: 0 }] }] }),
   "a point of words": JSON.stringify({ version: 1, canvas: CANVAS, layers: [{ ...LAYER, keys: [{ frame: 0, points: [["x", 1]] }] }] }),

@@ -44,6 +44,8 @@ export const VERSION = 1;
  * @property {number} scale
  */
 
+/** Layers of a document; each stroke is one. */
+export const MOST_LAYERS = 1024;
 const MOST_SIDE = 8192; // pixels
 const MOST_FRAMES = 24 * 120;
 const KINDS = ["stroke", "rect", "ellipse", "polygon", "raster"];
@@ -122,6 +124,7 @@ function filled(data) {
   const { canvas = null, layers = [], video = {}, audio = {} } = data;
   if (canvas) must(isSize(canvas), "The canvas is not of a size that can be edited.");
   must(Array.isArray(layers) && isObject(video) && isObject(audio), "Layers or lanes are not what they should be.");
+  must(layers.length <= MOST_LAYERS, `The edit has ${layers.length} layers; ${MOST_LAYERS} are the most.`);
   must(canvas || !layers.length, "There are layers without a canvas.");
   return {
     ...emptyDocument(canvas),

@@ -2,7 +2,7 @@
 // and, through `Host`, the node; ComfyUI itself is known to widget.js only.
 
 import { gridOf, MaskCells, tokenCount, tokenOfFrame, tokenStart } from "./cells.js";
-import { emptyDocument, isActive, readDocument, writeDocument } from "./document.js";
+import { emptyDocument, isActive, MOST_LAYERS, readDocument, writeDocument } from "./document.js";
 import { prepare } from "./dom.js";
 import { moveToCanvas, snapSpan } from "./edits.js";
 import { FrameStore } from "./frames.js";
@@ -65,6 +65,7 @@ function freshState() {
     erasing: false,
     reshaping: false,
     comparing: false,
+    helping: false,
     wipe: 0.5,
     full: false,
     playing: false,
@@ -258,6 +259,10 @@ export class MaskEditor {
   commit(document, tag = "") {
     this.pending = null;
     if (!this.editable) return this.#changed();
+    if (document.layers.length > MOST_LAYERS) {
+      this.say(`This edit has ${MOST_LAYERS} strokes and shapes, the most: take some away, or paint with fewer and longer strokes.`);
+      return this.#changed();
+    }
     this.history.push(this.#onCanvas(document), tag);
     this.#write();
   }

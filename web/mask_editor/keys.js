@@ -6,6 +6,22 @@ import { WHOLE } from "./viewport.js";
 
 /** @typedef {import("./editor.js").MaskEditor} MaskEditor */
 
+/** What the keys do, for people. @type {[string, string][]} */
+export const HELP = [
+  ["B E R C L V", "brush, erase, rectangle, ellipse, lasso, move"],
+  ["[ ], Shift+[ ]", "size and softness of the brush"],
+  ["wheel, right button, 0", "zoom, pan, show the whole picture"],
+  ["← →, Shift+← →", "a frame, a token"],
+  ["Space", "play"],
+  ["K", "key the layer here"],
+  ["Shift, Alt with move", "move at all frames, scale"],
+  ["Shift on a lane", "keep, out of a run too"],
+  ["I O G F", "invert, onion skin, grid, full screen"],
+  ["Ctrl+Z, Ctrl+Shift+Z", "undo, redo"],
+  ["Delete", "take the chosen run or layer away"],
+  ["Esc", "choose nothing, close full screen"],
+];
+
 /** @type {Record<string, (editor: MaskEditor) => void>} */
 const KEYS = {
   b: (editor) => editor.show({ tool: "brush" }),
@@ -21,6 +37,7 @@ const KEYS = {
   i: (editor) => editor.commit(invertPicture(editor.document)),
   o: (editor) => editor.show({ onion: !editor.state.onion }),
   g: (editor) => editor.show({ grid: !editor.state.grid }),
+  "?": (editor) => editor.show({ helping: !editor.state.helping }),
   f: (editor) => editor.setFull(!editor.state.full),
   0: (editor) => editor.show({ view: WHOLE }),
   " ": (editor) => editor.play(),
@@ -67,6 +84,7 @@ function press(editor, event) {
   }
   if (key === "escape") {
     if (editor.pending) editor.drop();
+    else if (editor.state.helping) editor.show({ helping: false });
     else if (editor.state.full) editor.setFull(false);
     else if (editor.state.marked) editor.mark(null);
     else editor.show({ selected: null, run: null, reshaping: false });

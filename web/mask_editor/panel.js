@@ -4,6 +4,7 @@ import { tokenOfFrame, tokenStart } from "./cells.js";
 import { button, choice, slider, toggle } from "./controls.js";
 import { make } from "./dom.js";
 import { addLayer, applyPreset, clearAll, freeId, invertPicture, putRange, snapSpan, withRanges } from "./edits.js";
+import { HELP } from "./keys.js";
 import { buildLayers } from "./layers.js";
 import { statusOf } from "./statistics.js";
 import { addStyle } from "./style.js";
@@ -53,15 +54,15 @@ export function buildPanel(editor) {
     toolBar(editor, updates),
     editBar(editor, updates),
     noticeBar(editor, updates),
-    make("div", { class: "h3-mask-view" }, picture, lockedNote(editor, updates), caption(editor, updates)),
+    make("div", { class: "h3-mask-view" }, picture, lockedNote(editor, updates), caption(editor, updates), help(editor, updates)),
     playBar(editor, updates),
     time,
     layers.element,
     status,
   );
   updates.push(() => {
-    const { report, stale } = editor.statistics;
-    const { text, warning } = statusOf(report, { seconds: editor.host.seconds(), frames: editor.frames });
+    const { report, share, stale } = editor.statistics;
+    const { text, warning } = statusOf(report, { share, seconds: editor.host.seconds(), frames: editor.frames });
     const notes = editor.host.notes().map((note) => make("div", {}, note));
     status.replaceChildren(make("b", {}, warning ? `⚠ ${warning} ` : ""), `${text}${stale && report ? " …" : ""}`, ...notes);
   });
@@ -206,6 +207,14 @@ function lockedNote(editor, updates) {
   return note;
 }
 
+/** @param {MaskEditor} editor @param {Update[]} updates */
+function help(editor, updates) {
+  const rows = HELP.map(([keys, does]) => make("div", {}, make("b", {}, keys), ` ${does}`));
+  const table = make("div", { class: "h3-mask-help", "data-part": "help" }, ...rows);
+  updates.push(() => (table.hidden = !editor.state.helping));
+  return table;
+}
+
 /**
  * A line on the picture: what was just said, or why layers do not count.
  * @param {MaskEditor} editor
@@ -254,5 +263,6 @@ function playBar(editor, updates) {
     scrub,
     where,
     fit,
+    toggle(updates, button("?", "Keys and the pointer (?)", () => editor.show({ helping: !state.helping }), { "data-action": "help" }), () => state.helping),
   );
 }

@@ -1,5 +1,7 @@
 // What the whole mask does, computed a few tokens at a time so that the page never waits.
 
+import { tokenStart } from "./cells.js";
+
 /** @typedef {import("./cells.js").MaskCells} MaskCells */
 /** @typedef {import("./cells.js").MaskReport} MaskReport */
 
@@ -63,19 +65,23 @@ export class Statistics {
 /**
  * Return the line under the editor.
  * @param {MaskReport | null} report
- * @param {{ seconds: number | null, frames: number }} about seconds: of the last run's sampling
+ * @param {{ share: Float32Array | null, seconds: number | null, frames: number }} about share: of each token's cells that are
+ *   regenerated; seconds: of the last run's sampling
  * @returns {{ text: string, warning: string }}
  */
-export function statusOf(report, { seconds, frames }) {
+export function statusOf(report, { share, seconds, frames }) {
   if (!report) return { text: "", warning: "" };
-  const { videoPercent, audioPercent, videoSeconds, audioSeconds, videoFrames, audioLatents } = report;
-  const parts = [`${percent(videoPercent)} of picture rows`, `${percent(audioPercent)} of sound rows`];
+  // As it is shaded, frame by frame: the report counts the model's squares, which are twice as large, token by token.
+  const touched = (share ?? new Float32Array()).reduce((sum, one, token) => sum + one * (tokenStart(token + 1) - tokenStart(token)), 0);
+  const picturePercent = (100 * touched) / frames;
+  const { audioPercent, videoSeconds, audioSeconds, videoFrames, audioLatents } = report;
+  const parts = [`${percent(picturePercent)} of the picture`, `${percent(audioPercent)} of the sound`];
   if (videoSeconds && videoFrames) parts.push(`picture ${span(videoSeconds)} (frames ${videoFrames[0]}–${videoFrames[1] - 1})`);
   if (audioSeconds && audioLatents) parts.push(`sound ${span(audioSeconds)}`);
   if (seconds !== null) parts.push(`sampling about ${duration(seconds)}`);
   let warning = "";
-  if (!videoPercent && !audioPercent) warning = "Nothing will change: everything is kept.";
-  else if (videoPercent === 100 && audioPercent === 100) warning = "Everything will be regenerated: nothing of the source is kept.";
+  if (!picturePercent && !audioPercent) warning = "Nothing will change: everything is kept.";
+  else if (picturePercent > 99.999 && audioPercent === 100) warning = "Everything will be regenerated: nothing of the source is kept.";
   return { text: `${parts.join(" · ")} · ${(frames / 24).toFixed(2)} s in all`, warning };
 }
 

@@ -42,6 +42,8 @@ const CSS = `
 .h3-mask-status { font-variant-numeric: tabular-nums; min-height: 2.7em; }
 .h3-mask-caption { position: absolute; left: 50%; top: 6px; transform: translateX(-50%); max-width: 92%; padding: 2px 8px;
   border-radius: 4px; background: #000b; color: #fff; pointer-events: none; }
+.h3-mask-help { position: absolute; right: 6px; top: 6px; max-height: calc(100% - 28px); overflow: auto; padding: 8px 10px;
+  border-radius: 4px; background: #000d; color: #fff; }
 .h3-mask-carried { padding: 2px 6px; border: 1px dashed #965aff; border-radius: 4px; cursor: help; }
 .h3-mask-layer[data-acts=false] { opacity: .55; }
 .h3-mask-status b { font-weight: 600; }

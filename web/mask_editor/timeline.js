@@ -33,6 +33,7 @@ import { audioCount, FPS, FRAMES_PER_TOKEN, tokenCount, tokenStart } from "./cel
 const LEFT = 52;
 const RIGHT = 8;
 const EDGE = 5;
+const FRAMES_PER_PEAK = 0.6;
 const COLOURS = { keep: "#3f7fd0", redo: "#e0406a", ink: "#d5d8de", dim: "#4a4e58", band: "#2a2d34" };
 
 /**
@@ -180,8 +181,9 @@ function drawSound(context, { document, frames, sound, peaks, run }, row, width)
     context.fillStyle = "rgba(230,235,245,0.8)";
     const middle = row.top + row.height / 2;
     for (let x = LEFT; x < width - RIGHT; x++) {
-      const at = Math.floor(((x - LEFT) / (width - LEFT - RIGHT)) * wave.length);
-      const tall = Math.max(0.5, wave[Math.min(wave.length - 1, at)] * row.height * 0.45);
+      // A peak lasts as long as a latent; a sound that ends early is silent from there on.
+      const at = Math.floor(((x - LEFT) / (width - LEFT - RIGHT)) * frames / FRAMES_PER_PEAK);
+      const tall = Math.max(0.5, (wave[at] ?? 0) * row.height * 0.45);
       context.fillRect(x, middle - tall, 1, 2 * tall);
     }
   }
