@@ -22,6 +22,10 @@ GRAPH = mask_graph(width=WIDTH, height=HEIGHT, seconds=1.6)
 ARTIFACTS = ROOT / "artifacts"
 
 
+in_one_renderer = pytest.mark.parametrize("editor", [True], ids=["vue"], indirect=True)
+"""For what no renderer changes; Vue nodes are the ones that step in between."""
+
+
 @pytest.fixture(scope="module", params=[False, True], ids=["classic", "vue"])
 def editor(comfyui: ComfyUI, request: pytest.FixtureRequest) -> Iterator[EditorPage]:
     """Return an editor in one renderer; each test loads its own graph."""
@@ -138,6 +142,7 @@ def test_an_unknown_version_is_shown_and_never_overwritten(editor: EditorPage) -
     assert editor.get("[...editor.root.querySelectorAll('[data-tool]')].every((button) => button.disabled)")
 
 
+@in_one_renderer
 def test_a_broken_text_can_be_put_away_and_what_another_writes_is_taken(editor: EditorPage) -> None:
     editor.load(mask_graph(width=WIDTH, height=HEIGHT, seconds=1.6, document='{"version":1,"canvas":{"frames":1e9}}'))
     editor.zoom_graph(0.7)
@@ -215,6 +220,7 @@ def test_another_size_is_reported_and_taken_on_request(editor: EditorPage) -> No
     notice.wait_for(state="hidden", timeout=10_000)
 
 
+@in_one_renderer
 def test_a_size_that_only_the_run_tells_comes_back_from_its_refusal(editor: EditorPage) -> None:
     editor.load(GRAPH)
     editor.zoom_graph(0.7)
@@ -238,6 +244,7 @@ _LONGER = """() => { const extend = LiteGraph.createNode('H3EngineExtend'); app.
     extend.connect(0, app.graph.getNodeById(2), 0); }"""
 
 
+@in_one_renderer
 def test_a_pens_pressure_scales_the_stroke(editor: EditorPage) -> None:
     editor.load(GRAPH)
     editor.zoom_graph(0.7)
@@ -251,6 +258,7 @@ def test_a_pens_pressure_scales_the_stroke(editor: EditorPage) -> None:
     assert all(len(point) == 2 for point in editor.document()["layers"][1]["keys"][0]["points"]), "a mouse has none"
 
 
+@in_one_renderer
 def test_strokes_join_the_chosen_layer_and_move_as_one(editor: EditorPage) -> None:
     editor.load(GRAPH)
     editor.zoom_graph(0.7)
@@ -276,6 +284,7 @@ def test_strokes_join_the_chosen_layer_and_move_as_one(editor: EditorPage) -> No
     assert [layer["id"] for layer in editor.document()["layers"]] == ["stroke-3"]
 
 
+@in_one_renderer
 def test_a_shape_is_drawn_anew_at_another_frame(editor: EditorPage) -> None:
     editor.load(GRAPH)
     editor.zoom_graph(0.7)
@@ -334,6 +343,7 @@ _CONNECT = """() => { const add = (type, values) => { const node = LiteGraph.cre
     image.connect(0, mask, mask.inputs.findIndex((input) => input.name === 'mask')); }"""
 
 
+@in_one_renderer
 def test_what_cannot_be_painted_on_yet_says_what_to_do(editor: EditorPage) -> None:
     editor.load(GRAPH)
     editor.page.evaluate("() => app.graph.getNodeById(2).disconnectInput(0)")

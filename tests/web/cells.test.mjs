@@ -99,3 +99,21 @@ test("a moving lasso of 40 points at 1344x768 takes well below a tenth of a seco
   const each = process.cpuUsage(start).user / 1000 / 10;
   assert.ok(each < 100, `${each} ms a token`);
 });
+
+test("what is drawn over other layers, moved and taken away is what a fresh computation gives", () => {
+  const size = { width: 128, height: 64, frames: 22 };
+  const layer = (id, x, more = {}) => ({ id, kind: "rect", range: [0, 22], softness: 6, interpolate: "linear",
+    keys: [{ frame: 0, points: [[x, 0.2], [x + 0.3, 0.7]] }, { frame: 21, offset: [0.2, 0] }], ...more });
+  const under = [layer("a", 0.1), layer("b", 0.3, { mode: "erase", strength: 0.5 })];
+  const states = [under, [...under, layer("c", 0.5)], [...under, layer("c", 0.6)], [layer("a", 0.2), under[1], layer("c", 0.6)], under, []];
+  const cells = new MaskCells(size);
+  for (const layers of states) {
+    const edit = readDocument(JSON.stringify({ version: 1, canvas: size, layers })).edit;
+    const kept = { ...edit, layers: edit.layers.map((one, at) => (layers[at] === under[at] ? (under[`kept${at}`] ??= one) : one)) };
+    const fresh = new MaskCells(size);
+    fresh.update(kept);
+    cells.update(kept);
+    assert.deepEqual(cells.video(), fresh.video());
+    assert.deepEqual(cells.describe(), fresh.describe());
+  }
+});

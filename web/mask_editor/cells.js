@@ -135,6 +135,7 @@ export class MaskCells {
     this.last = 0;
     /** @type {Carried | null} */
     this.carried = null;
+    this.below = { look: "", samples: new Float32Array() };
     this.samples = new Float32Array(this.columns * this.rows * SAMPLES * SAMPLES);
   }
 
@@ -224,11 +225,19 @@ export class MaskCells {
   }
 
   /**
+   * Return how many of the model's rows of a token are regenerated.
+   * @param {number} token
+   */
+  touchedRows(token) {
+    return this.rowsOf(token).reduce((sum, row) => sum + Number(row > 0), 0);
+  }
+
+  /**
    * Return what the mask does, in numbers.
+   * @param {number[]} [touched] `touchedRows` of each token, where they are known
    * @returns {MaskReport}
    */
-  describe() {
-    const touched = Array.from({ length: this.tokens }, (_, token) => this.rowsOf(token).filter((row) => row > 0).length);
+  describe(touched = Array.from({ length: this.tokens }, (_, token) => this.touchedRows(token))) {
     const sound = this.wholeAudio();
     const count = sound.length / 2;
     const latents = Array.from({ length: count }, (_, i) => Math.max(sound[i], sound[count + i]));
@@ -268,11 +277,18 @@ export class MaskCells {
    * @returns {string}
    */
   lookOf(frame) {
+    const run = rangeAt(this.edit.video.ranges, frame);
+    return run ? `=${run.value}` : this.lookOfLayers(this.actingAt(frame), frame);
+  }
+
+  /**
+   * @param {Layer[]} layers
+   * @param {number} frame
+   */
+  lookOfLayers(layers, frame) {
     const { canvas, video, feather } = this.edit;
-    const run = rangeAt(video.ranges, frame);
-    if (run) return `=${run.value}`;
     const { width = 0, height = 0 } = canvas ?? {};
-    const looks = this.actingAt(frame).map((layer) => {
+    const looks = layers.map((layer) => {
       const raster = this.rasters.get(layer.file);
       const pixels = layer.kind === "raster" && raster ? `r${this.numberOf(raster)}f${shownAt(layer, frame, raster)}` : "";
       return `${this.numberOf(layer)}@${stateAt(layer, frame)}${pixels}`;
@@ -290,18 +306,37 @@ export class MaskCells {
    * @returns {Float32Array}
    */
   painted(frame) {
-    const { canvas, video, feather } = this.edit;
+    const { canvas, video } = this.edit;
     const run = rangeAt(video.ranges, frame);
     const layers = run || !canvas ? [] : this.actingAt(frame);
     if (!layers.length || !canvas) return new Float32Array(this.rows * this.columns).fill(run ? run.value : video.base);
-    this.samples.fill(video.base);
+    // The uppermost is the one that is being drawn: what lies under it stays for the next time.
+    const below = layers.slice(0, -1);
+    const look = this.lookOfLayers(below, frame);
+    if (look !== this.below.look) {
+      this.samples.fill(video.base);
+      this.combine(below, frame, canvas);
+      this.below = { look, samples: this.samples.slice() };
+    }
+    this.samples.set(this.below.samples);
+    this.combine(layers.slice(-1), frame, canvas);
+    return largestOfTiles(this.samples, this.rows * SAMPLES, this.columns * SAMPLES, SAMPLES);
+  }
+
+  /**
+   * Put layers onto the samples.
+   * @param {Layer[]} layers
+   * @param {number} frame
+   * @param {import("./document.js").Canvas} canvas
+   */
+  combine(layers, frame, canvas) {
+    const { feather } = this.edit;
     const grid = new SampleGrid(canvas, this.columns * SAMPLES, this.rows * SAMPLES);
     for (const layer of layers) {
       const raster = this.rasters.get(layer.file);
       const shown = raster ? shownAt(layer, frame, raster) : 0;
       combine(this.samples, layer, shapeAt(layer, frame, canvas), grid, { feather, raster, shown });
     }
-    return largestOfTiles(this.samples, this.rows * SAMPLES, this.columns * SAMPLES, SAMPLES);
   }
 
   /** @param {object} thing @returns {number} the same for the same object */

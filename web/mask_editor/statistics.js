@@ -28,6 +28,8 @@ export class Statistics {
     clearTimeout(this.timer);
     this.stale = true;
     const share = new Float32Array(cells.tokens);
+    /** @type {number[]} */
+    const rows = [];
     let token = 0;
     const slice = () => {
       const end = performance.now() + SLICE_MS;
@@ -35,10 +37,11 @@ export class Statistics {
         const found = cells.whole(token);
         let touched = 0;
         for (const cell of found) if (cell) touched++;
+        rows.push(cells.touchedRows(token));
         share[token++] = touched / found.length;
       }
       if (token < cells.tokens) this.timer = window.setTimeout(slice);
-      else this.#finish(cells, share);
+      else this.#finish(cells, share, rows);
     };
     this.timer = window.setTimeout(slice, REST_MS);
   }
@@ -46,11 +49,12 @@ export class Statistics {
   /**
    * @param {MaskCells} cells
    * @param {Float32Array} share
+   * @param {number[]} rows
    */
-  #finish(cells, share) {
+  #finish(cells, share, rows) {
     this.share = share;
     this.sound = cells.wholeAudio();
-    this.report = cells.describe();
+    this.report = cells.describe(rows);
     this.stale = false;
     this.done();
   }
