@@ -3,7 +3,8 @@
 import assert from "node:assert/strict";
 import { readdirSync, readFileSync } from "node:fs";
 import { test } from "node:test";
-import { audioCount, MaskCells, tokenCount, tokenOfFrame, tokenStart } from "../../web/mask_editor/cells.js";
+import { MaskCells } from "../../web/mask_editor/cells.js";
+import { audioCount, tokenCount, tokenOfFrame, tokenStart } from "../../web/mask_editor/grid.js";
 import { readDocument } from "../../web/mask_editor/document.js";
 
 const FOLDER = new URL("../golden_masks/", import.meta.url);

@@ -1,7 +1,7 @@
 // What the graph tells of a latent's size before anything has run.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { canvasOfClip, framesOfSeconds } from "../../web/mask_editor/cells.js";
+import { canvasOfClip, framesOfSeconds } from "../../web/mask_editor/grid.js";
 import { originOfLatent, sizeInGraph } from "../../web/mask_editor/graph.js";
 
 /** A node of the graph: its widgets' values, and what its inputs are connected to. */

@@ -1,6 +1,6 @@
 // The mask that a latent came with, from a node before: fetched once for each, shown and counted, never changed here.
 
-import { audioCount } from "./cells.js";
+import { audioCount } from "./grid.js";
 
 /** @typedef {import("./cells.js").Carried} Carried */
 /** @typedef {import("./cells.js").MaskCells} MaskCells */

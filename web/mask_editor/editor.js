@@ -1,7 +1,8 @@
 // One editor: the document with its history, what is chosen and shown, and when both canvases are drawn. It knows its elements
 // and, through `Host`, the node; ComfyUI itself is known to widget.js only.
 
-import { gridOf, MaskCells, tokenCount, tokenOfFrame, tokenStart } from "./cells.js";
+import { MaskCells } from "./cells.js";
+import { gridOf, tokenCount, tokenOfFrame, tokenStart } from "./grid.js";
 import { emptyDocument, isActive, MOST_LAYERS, readDocument, writeDocument } from "./document.js";
 import { prepare } from "./dom.js";
 import { moveToCanvas, snapSpan } from "./edits.js";

@@ -2,7 +2,7 @@
 // was computed for the others stays valid. Fields that we do not know go along.
 
 import { drawnAt, pointOf, shapeAt } from "./document.js";
-import { audioCount, FPS, tokenCount, tokenOfFrame, tokenStart } from "./cells.js";
+import { audioCount, AUDIO_STEP, FPS, tokenCount, tokenOfFrame, tokenStart } from "./grid.js";
 
 /** @typedef {import("./document.js").MaskDocument} MaskDocument */
 /** @typedef {import("./document.js").Layer} Layer */
@@ -11,8 +11,6 @@ import { audioCount, FPS, tokenCount, tokenOfFrame, tokenStart } from "./cells.j
 /** @typedef {import("./document.js").Range} Range */
 /** @typedef {"video" | "audio"} Lane */
 /** @typedef {"keep-start" | "redo-end" | "only-sound" | "only-picture" | "box"} Preset */
-
-const AUDIO_STEP = 0.6; // pixel frames of a sound latent of 25 ms
 
 /**
  * Return a name that no layer has.

@@ -1,6 +1,6 @@
 // What the graph around a node tells: the size of its latent, the file of its source, the result behind it. Nothing is run.
 
-import { canvasOfClip, framesOfSeconds } from "./cells.js";
+import { canvasOfClip, framesOfSeconds } from "./grid.js";
 
 /** @typedef {import("../../../scripts/app.js").GraphNode} GraphNode */
 /** @typedef {import("./cells.js").Size} Size */

@@ -1,7 +1,7 @@
 // Draws the picture of the editor: the frame, onion skin, the cells that will be regenerated, the grid, outlines and cursor.
 // The cells are those that cells.js computes, one square each; what is shaded is what runs.
 
-import { CELL } from "./cells.js";
+import { CELL } from "./grid.js";
 
 /** @typedef {import("./viewport.js").Box} Box */
 /** @typedef {import("./document.js").Layer} Layer */

@@ -1,6 +1,6 @@
 // The editor's elements: bars of controls, the picture, the lanes, the layers, the status line; and what they show.
 
-import { tokenOfFrame, tokenStart } from "./cells.js";
+import { tokenOfFrame, tokenStart } from "./grid.js";
 import { button, choice, slider, toggle } from "./controls.js";
 import { make } from "./dom.js";
 import { addLayer, applyPreset, clearAll, freeId, invertPicture, putRange, snapSpan, withRanges } from "./edits.js";

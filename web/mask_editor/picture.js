@@ -1,7 +1,7 @@
 // What stands on the picture's canvas: the frame (or why there is none), onion skin, the result beside the source, grid, cells,
 // the layers' shapes and the brush.
 
-import { tokenCount, tokenOfFrame, tokenStart } from "./cells.js";
+import { tokenCount, tokenOfFrame, tokenStart } from "./grid.js";
 import { isActive, shapeAt } from "./document.js";
 import { prepare } from "./dom.js";
 import { groupOf } from "./groups.js";

@@ -1,6 +1,6 @@
 // What the whole mask does, computed a few tokens at a time so that the page never waits.
 
-import { tokenStart } from "./cells.js";
+import { tokenStart } from "./grid.js";
 
 /** @typedef {import("./cells.js").MaskCells} MaskCells */
 /** @typedef {import("./cells.js").MaskReport} MaskReport */

@@ -1,7 +1,7 @@
 // The lanes under the picture: keys of the chosen layer, picture, sound with its waveform, and the bands of tokens in time.
 // Drawing and hit testing; what a drag does is in timeline_drag.js.
 
-import { audioCount, FPS, FRAMES_PER_TOKEN, tokenCount, tokenStart } from "./cells.js";
+import { audioCount, AUDIO_STEP, FPS, FRAMES_PER_TOKEN, tokenCount, tokenStart } from "./grid.js";
 
 /** @typedef {import("./document.js").MaskDocument} MaskDocument */
 /** @typedef {import("./document.js").Layer} Layer */
@@ -33,7 +33,6 @@ import { audioCount, FPS, FRAMES_PER_TOKEN, tokenCount, tokenStart } from "./cel
 const LEFT = 52;
 const RIGHT = 8;
 const EDGE = 5;
-const FRAMES_PER_PEAK = 0.6;
 const COLOURS = { keep: "#3f7fd0", redo: "#e0406a", ink: "#d5d8de", dim: "#4a4e58", band: "#2a2d34" };
 
 /**
@@ -182,7 +181,7 @@ function drawSound(context, { document, frames, sound, peaks, run }, row, width)
     const middle = row.top + row.height / 2;
     for (let x = LEFT; x < width - RIGHT; x++) {
       // A peak lasts as long as a latent; a sound that ends early is silent from there on.
-      const at = Math.floor(((x - LEFT) / (width - LEFT - RIGHT)) * frames / FRAMES_PER_PEAK);
+      const at = Math.floor(((x - LEFT) / (width - LEFT - RIGHT)) * frames / AUDIO_STEP);
       const tall = Math.max(0.5, (wave[at] ?? 0) * row.height * 0.45);
       context.fillRect(x, middle - tall, 1, 2 * tall);
     }
@@ -193,8 +192,8 @@ function drawSound(context, { document, frames, sound, peaks, run }, row, width)
   for (let latent = 0; latent < count; latent++) {
     const strong = linked ? Math.max(sound[latent], sound[count + latent]) : sound[channel * count + latent];
     if (!strong) continue;
-    const left = xOf(latent * 0.6, width, frames);
-    context.fillRect(left, row.top + row.height - 2, Math.max(0.5, xOf((latent + 1) * 0.6, width, frames) - left), 2);
+    const left = xOf(latent * AUDIO_STEP, width, frames);
+    context.fillRect(left, row.top + row.height - 2, Math.max(0.5, xOf((latent + 1) * AUDIO_STEP, width, frames) - left), 2);
   }
 }
 
