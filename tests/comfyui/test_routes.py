@@ -97,6 +97,7 @@ def test_malformed_questions_and_forgotten_clips_are_refused(comfyui: ComfyUI, r
     assert refusal(comfyui, "frame", file=ramp, n="-1") == 400
     assert refusal(comfyui, "raster", file=ramp, width=99999, height=8, frames=1) == 400
     assert refusal(comfyui, "source", key="nothing") == 404
+    assert refusal(comfyui, "cells", key="nothing") == 404
     (comfyui.base / "input" / "text.mp4").write_text("this is no clip")
     assert refusal(comfyui, "source", file="text.mp4") == 404
     assert refusal(comfyui, "frame", file="text.mp4", n=0) == 404
