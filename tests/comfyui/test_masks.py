@@ -91,10 +91,11 @@ def test_masks_and_kept_pictures_take_little_memory(masks: Any, composite: Any) 
     assert composite.composite_images(source, source + 1, nothing, shot, feather=8, offset=0, fps=24.0) is source
     assert composite.composite_images(source, source + 1, nothing, shot, feather=8, offset=-3, fps=24.0).shape[0] == 25
     video = np.zeros((TOKENS, 64, 64), np.float32)
-    video[2:4, :8] = 0.5
+    video[2, :8] = 0.5
     pixels, growth = peak_growth(lambda: masks.to_pixels(video, FRAMES))
-    assert pixels.sum() == 8 * 0.5 * 128 * 1024
-    assert growth < pixels.numel() * 4 / 4, "88 MB, of which 4 MB are not 0"
+    assert pixels.sum() == 4 * 0.5 * 128 * 1024
+    # 88 MB, of which 2 MB in 4 of the 22 frames are not 0; where pages are of 2 MB these frames take up to all of their 16.
+    assert growth < pixels.numel() * 4 / 4
 
 
 def test_a_longer_source_goes_on_around_the_result(masks: Any, composite: Any) -> None:
