@@ -94,7 +94,7 @@ def test_masks_and_kept_pictures_take_little_memory(masks: Any, composite: Any) 
     video[2, :8] = 0.5
     pixels, growth = peak_growth(lambda: masks.to_pixels(video, FRAMES))
     assert pixels.sum() == 4 * 0.5 * 128 * 1024
-    # 88 MB, of which 2 MB in 4 of the 22 frames are not 0; where pages are of 2 MB these frames take up to all of their 16.
+    # 88 MB, of which 2 MB in 4 of 22 frames are not 0; where pages have 2 MB, these frames take up to all of their 16.
     assert growth < pixels.numel() * 4 / 4
 
 
