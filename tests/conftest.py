@@ -28,6 +28,7 @@ sys.path.append(str(CACHE / "oracle"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With ``-n``: a file's tests run in one process, and all that use the one ComfyUI server in the same one."""
     if not config.pluginmanager.hasplugin("xdist"):
