@@ -7,7 +7,7 @@ PY := .venv/bin/python
 MYPY := ../.venv/bin/mypy --config-file ../pyproject.toml
 TIMED := scripts/timed.sh
 # Starting ranks, ComfyUI and Chromium is waiting on one core for the most part. A file's tests stay together, in order.
-TOGETHER := -n 2 --dist loadgroup --no-loadscope-reorder
+TOGETHER := -n 2 --dist loadfile --no-loadscope-reorder
 # Independent targets, such as the checks and the setting up of ComfyUI, run two at a time.
 MAKEFLAGS += --jobs=2
 

@@ -28,14 +28,12 @@ sys.path.append(str(CACHE / "oracle"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With ``-n``: a file's tests run in one process, and all that use the one ComfyUI server in the same one."""
-    if not config.pluginmanager.hasplugin("xdist"):
-        return
-    for item in items:
-        shared = isinstance(item, pytest.Function) and "comfyui" in item.fixturenames
-        item.add_marker(pytest.mark.xdist_group("comfyui" if shared else item.location[0]))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """With ``-n`` and ``--dist loadfile``: keep together what shares a server."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    return importlib.import_module("tests.support.scheduler").TogetherScheduling(config, log)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
