@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
@@ -50,9 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         elif option.kind is dict:
             parser.add_argument(option.flag, action="append", default=argparse.SUPPRESS, metavar="NAME=DIR", help=words)
         else:
-            kind = str if option.kind in (list, tuple) else option.kind
+            kind = str if option.kind in (list, tuple) or option.word is not None else option.kind
             metavar = "|".join(option.choices) if option.choices and option.kind is str else None
-            parser.add_argument(option.flag, type=kind, default=argparse.SUPPRESS, metavar=metavar, help=words)
+            bare: dict[str, Any] = {} if option.bare is None else {"nargs": "?", "const": option.bare}
+            parser.add_argument(option.flag, type=kind, default=argparse.SUPPRESS, metavar=metavar, help=words, **bare)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -20,21 +20,26 @@ from . import env
 from .checkpoint import peek_facts
 from .config_devices import find_devices
 from .config_layout import resolve_layout
+from .config_offload import resolve_offload
 from .config_vae import resolve_vae
 from .config_values import Option, check_value
 from .contract.errors import ConfigError
 from .contract.limits import MAX_RANK_WEIGHT, MIN_RANK_WEIGHT, PAD_MULTIPLE, Limits
 from .contract.requests import STAGES
-from .rank_options import COMPONENTS, PARTITIONS, ModelOptions, ParallelOptions, VaeOptions
+from .rank_options import COMPONENTS, PARTITIONS, ModelOptions, OffloadOptions, ParallelOptions, VaeOptions
+from .stacks import FAMILIES
 
 DEVICES = ("auto", "cpu", "cuda", "xpu", "npu")
 DTYPES = ("auto", "fp32", "bf16")
 MEDIA_ENCODE = ("patch", "leader")
+BLOCK_STORAGE = ("full", "fp8", "int8")
+HOST_COPIES = ("shared", "own")
 DEFAULT_PORT = 8190
 
 
 _LIMITS = Limits()
 _VAE = VaeOptions()
+_OFFLOAD = OffloadOptions()
 OPTIONS = (
     Option("model", str, None, "checkpoint folder in diffusers' layout (required)"),
     Option("host", str, "127.0.0.1", "address to listen on; other than loopback needs a token"),
@@ -81,6 +86,59 @@ OPTIONS = (
         high=10**6,
     ),
     Option("release_gather_workspace", bool, False, "give those buffers back whenever a VAE leaves the device"),
+    Option(
+        "offload",
+        list,
+        None,
+        f"families whose blocks stream from host memory: {','.join(FAMILIES)}; all when none is named",
+        tuple(FAMILIES),
+        bare=",".join(FAMILIES),
+    ),
+    Option(
+        "resident_blocks",
+        int,
+        _OFFLOAD.resident_blocks,
+        "blocks of each streamed stack that stay on the device, or auto: as many as fit",
+        high=1000,
+        word="auto",
+    ),
+    Option(
+        "block_storage",
+        str,
+        _OFFLOAD.block_storage,
+        "how the weights of the block stacks are kept: full, or reduced and computed in the compute type",
+        BLOCK_STORAGE,
+    ),
+    Option(
+        "modulation_tables_mb",
+        int,
+        _OFFLOAD.modulation_tables_mb,
+        "room for a run's modulation computed once, MB of 1e6 bytes a rank; 0: its weights stay with the blocks",
+        high=10**6,
+    ),
+    Option(
+        "host_copies",
+        str,
+        _OFFLOAD.host_copies,
+        "whether ranks of one host share the copy that blocks stream from, or each has its own",
+        HOST_COPIES,
+    ),
+    Option(
+        "gpu_memory",
+        float,
+        None,
+        "memory of a rank's device that may be used, GB of 1e9 bytes (default: what it has)",
+        low=0.001,
+        high=10**6,
+    ),
+    Option(
+        "host_memory",
+        float,
+        None,
+        "the host's memory that its ranks may use together, GB of 1e9 bytes (default: what it has)",
+        low=0.001,
+        high=10**6,
+    ),
     Option("stages", list, list(STAGES), f"stages to serve, separated by commas: {','.join(STAGES)}", STAGES),
     Option("partitions", list, None, f"transformers to load, separated by commas: {','.join(PARTITIONS)}", PARTITIONS),
     Option(
@@ -140,6 +198,7 @@ class EngineConfig:
         ready_file: where to announce the bound port, or None.
         device: ``auto``, ``cpu``, ``cuda``, ``xpu`` or ``npu``. dtype: ``auto``, ``fp32`` or ``bf16``.
         nproc_per_node: ranks on this host. layout: how they share the work. vae: the same for the VAEs.
+        offload: where the weights live.
         stages: the stages served, in the contract's order. model_options: what is loaded of the checkpoint.
         token: the bearer token, or None.
         stop_on_eof: stop when standard input ends.
@@ -158,6 +217,7 @@ class EngineConfig:
     nproc_per_node: int
     layout: ParallelOptions
     vae: VaeOptions
+    offload: OffloadOptions
     stages: tuple[str, ...]
     model_options: ModelOptions
     token: str | None
@@ -276,6 +336,7 @@ def build_config(given: Mapping[str, Any], config_file: Path | None = None) -> E
         nproc_per_node=layout.world_size,
         layout=layout,
         vae=resolve_vae(values),
+        offload=resolve_offload(values),
         stages=tuple(values["stages"]),
         model_options=_model_options(values),
         token=token,

@@ -122,6 +122,7 @@ class Controller:
             "stages": list(self.config.stages),
             "ranks": self.config.nproc_per_node,
             "layout": self.config.layout.to_dict(),
+            "offload": self.config.offload.to_dict(),
             "device": ranks.get("device"),
             "dtype": ranks.get("dtype"),
             "backend": ranks.get("backend"),

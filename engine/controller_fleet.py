@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import json
 import logging
 import signal
 import sys
@@ -92,6 +93,7 @@ class FleetProcess:
             *("--nproc-per-node", str(config.nproc_per_node)),
             *_layout_flags(config.layout),
             *_vae_flags(config.vae),
+            *("--offload-options", json.dumps(config.offload.to_dict())),
             *("--device", config.device),
             *("--dtype", config.dtype),
             *("--stages", ",".join(config.stages)),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import json
 import logging
 import os
 import signal
@@ -27,7 +28,15 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from .rank_options import CANNOT_START, ModelOptions, ParallelOptions, RankOptions, VaeOptions, restart_wanted
+from .rank_options import (
+    CANNOT_START,
+    ModelOptions,
+    OffloadOptions,
+    ParallelOptions,
+    RankOptions,
+    VaeOptions,
+    restart_wanted,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +56,7 @@ def parse_arguments(argv: list[str]) -> tuple[RankOptions, argparse.Namespace]:
     parser.add_argument("--nproc-per-node", type=int, required=True, help="ranks")
     _add_layout_arguments(parser)
     _add_vae_arguments(parser)
+    parser.add_argument("--offload-options", type=json.loads, default={}, help="fields of OffloadOptions as JSON")
     parser.add_argument("--device", required=True, help="auto or a device type")
     parser.add_argument("--dtype", required=True, help="auto, fp32 or bf16")
     parser.add_argument("--stages", required=True, help="comma-separated")
@@ -59,6 +69,7 @@ def parse_arguments(argv: list[str]) -> tuple[RankOptions, argparse.Namespace]:
     options = RankOptions(
         model=arguments.model,
         **{name: getattr(arguments, name) for name in _RESOLVED},
+        **OffloadOptions.from_dict({"offload": (), **arguments.offload_options}).to_dict(),
         device=arguments.device,
         dtype=arguments.dtype,
         stages=tuple(arguments.stages.split(",")),

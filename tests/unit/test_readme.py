@@ -22,7 +22,7 @@ def test_the_readme_lists_every_option_with_its_default() -> None:
 def default_text(option: Option) -> str:
     """Return how the table shows the default of ``option``."""
     if option.kind is list:
-        return "all"
+        return "all" if option.bare is None else "none"
     return {None: "none", False: "off"}.get(option.default, f"`{option.default}`")
 
 
