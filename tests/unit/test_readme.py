@@ -23,7 +23,9 @@ def default_text(option: Option) -> str:
     """Return how the table shows the default of ``option``."""
     if option.kind is list:
         return "all" if option.bare is None else "none"
-    return {None: "none", False: "off"}.get(option.default, f"`{option.default}`")
+    if option.default is False:
+        return "off"
+    return "none" if option.default is None else f"`{option.default}`"
 
 
 def test_the_readme_lists_every_node() -> None:
