@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .rank_options import OffloadOptions
-from .stacks import FULL_PRECISION, MODULATION, STACKS, family_of
+from .stacks import FULL_PRECISION, MODULATION, REDUCED_STACKS, STACKS, family_of
 
 ALIGNMENT = 256
 """Every tensor of a block begins at a multiple of this many bytes in the block's flat copies."""
@@ -40,6 +40,36 @@ class Held:
 def compute_dtype(component: str, tensor: str, dtype: str) -> str:
     """Return the type that a floating tensor of ``component`` is computed in when the rest is in ``dtype``."""
     return "fp32" if FULL_PRECISION[component].intersection(tensor.split(".")) else dtype
+
+
+def is_reduced(component: str, tensor: str, shape: Sequence[int]) -> bool:
+    """Whether ``--block-storage`` concerns ``tensor``: the weight of a linear layer of a block.
+
+    Not vectors (norms and biases), nor what stays fp32 or lies outside the blocks.
+    """
+    return (
+        len(shape) == 2
+        and tensor.startswith(tuple(f"{stack}." for stack in REDUCED_STACKS.get(component, ())))
+        and tensor.endswith(".weight")
+        and not FULL_PRECISION[component].intersection(tensor.split("."))
+    )
+
+
+def stored(component: str, tensor: str, shape: tuple[int, ...], dtype: str, storage: str) -> list[Held]:
+    """Return what a rank holds of a tensor whose part here has ``shape`` and which is computed in ``dtype``.
+
+    That is one tensor; of a weight [rows, columns] that is kept in ``int8`` three: the numbers, and for each row a
+    scale (fp32) and a zero point (int8, always 0, which torchao keeps all the same).
+
+    Args:
+        dtype: a key of `ITEM_BYTES`. storage: ``full``, ``fp8`` or ``int8``.
+    """
+    if storage == "full" or not is_reduced(component, tensor, shape):
+        return [Held(shape, dtype)]
+    if storage == "fp8":
+        return [Held(shape, "fp8")]
+    rows = shape[0]
+    return [Held(shape, "int8"), Held((rows, 1), "fp32"), Held((rows, 1), "int8")]
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,13 @@ FULL_PRECISION: Mapping[str, frozenset[str]] = {
 """Modules that stay fp32 whatever the compute type is, by component; any part of a tensor's dotted name counts."""
 
 
+REDUCED_STACKS: Mapping[str, tuple[str, ...]] = {
+    **{name: STACKS[name] for name in PARTITIONS},
+    "text_encoder": ("language_model.layers",),
+}
+"""The stacks whose layers ``--block-storage`` concerns. The vision blocks, 2% of the text encoder, keep their type."""
+
+
 def family_of(component: str) -> str:
     """Return the family that ``component`` (with weights) belongs to."""
     return next(family for family, members in FAMILIES.items() if component in members)

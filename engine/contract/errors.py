@@ -158,7 +158,7 @@ CODES: dict[str, str] = {
     "media_limit": "pictures, clips or sounds are too many, too short or too long",
     "bad_mask": "a mask is not one, or belongs to another canvas or length",
     "unsupported_version": "a document was written in a version that this engine does not know",
-    "missing_package": "the engine's environment lacks a package that the request needs",
+    "missing_package": "the engine's environment lacks a package that a request or an option needs",
     "stage_not_served": "this engine does not serve the stage",
     "partition_not_loaded": "this engine has not loaded the partition that the request needs",
     "unknown_job": "no job has this id",
