@@ -1,10 +1,10 @@
-"""A fake accelerator for tests: the device ``hpu``, whose memory is the host's and counted, and which computes on the CPU.
+"""A fake accelerator for tests: the device ``hpu``. Its memory is the host's and counted; it computes on the CPU.
 
 Placement is real: an operator that is given a weight of the CPU and an input of the device raises, as on CUDA. Results
 are the CPU's bit for bit. Streams and events exist and do nothing, copies are synchronous: it proves no timing.
 
-Loading it changes ``torch.accelerator`` for the whole process, for good. So a test never loads it: it has a function run
-in a child process, once for a module, and asserts on what the function returns (JSON)::
+Loading it changes ``torch.accelerator`` for the whole process, for good. So a test never loads it: it has a function
+run in a child process, once for a module, and asserts on what the function returns (JSON)::
 
     @pytest.fixture(scope="module")
     def told() -> dict[str, Any]:                       # the child imports torch again: 5 to 10 s
@@ -17,8 +17,9 @@ in a child process, once for a module, and asserts on what the function returns 
         model(inputs)
         return {"peak": device.counters().peak, "moved": device.counters().to_device}
 
-``device.limit(bytes)`` makes it run out of memory (`torch.OutOfMemoryError`); ``torch.accelerator.memory_allocated`` and
-the like work too. The library is built once (g++, half a minute) and kept below ``.cache/``.
+``device.limit(bytes)`` makes it run out of memory (`torch.OutOfMemoryError`); ``torch.accelerator.memory_allocated``
+and the like work too. Compare bits between runs on the device: on the CPU the last ones depend on where in memory a
+weight lies, and a checkpoint's, mapped from its file, lie anywhere. The library is built once (g++, half a minute).
 """
 
 from __future__ import annotations
