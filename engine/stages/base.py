@@ -8,10 +8,12 @@ that was wrapped from outside.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+
+from ..offload.modulation import Modulation
 
 if TYPE_CHECKING:
     from ..models.bundle import Models
@@ -55,6 +57,7 @@ class StageContext:
         boundary: all ranks call it the same number of times, before each step or chunk; raises `JobCancelled`, or the
             error of whichever rank failed, on every rank together.
         vaes: the owner of the VAEs, through which alone they are used; None where no stage uses one.
+        modulation: how the transformers' blocks are modulated; it keeps its tables from one run to the next.
     """
 
     models: Models
@@ -62,3 +65,4 @@ class StageContext:
     report: Callable[[int, int], None]
     boundary: Callable[[], None]
     vaes: VaeCrew | None = None
+    modulation: Modulation = field(default_factory=Modulation)

@@ -96,6 +96,7 @@ def denoise(
         schedules=set_schedules(models.scheduler, models.audio_scheduler, steps=steps, device=ctx.device),
         boundary=ctx.boundary,
         report=ctx.report,
+        modulation=ctx.modulation,
         masks=masks,
     )
     return Latents(unpack_video(video_rows, grid), unpack_audio(audio_rows, grid))

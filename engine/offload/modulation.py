@@ -1,0 +1,264 @@
+"""Modulation tables: what the AdaLN projections make of a run's times, computed once before its first forward.
+
+A projection (`placement_modulation`) sees the times of a step and nothing else, and all steps' times are known. So each
+is called once for all steps, with one product a step of exactly that step's times (other groupings change bits), and
+is not needed again: while tables are in use the blocks do without it, and it need not be on the device. The ranks that
+share the sequence share the blocks out and gather the tables; those that share each layer's weights call it together.
+Promise: outputs equal those without tables bit for bit where the ranks compute alike; every rank computes or none does;
+whatever happens, the blocks have their projections back afterwards. Raises `DataGroupError` and what a forward raises.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers.models.modeling_utils import get_parameter_dtype
+from torch import nn
+
+from ..contract.words import bytes_in_words
+from ..parallel.collectives import gather_uneven
+from ..parallel.guard import torch_collectives
+from ..parallel.rows import apportion
+from ..parallel.sharding import SequenceParallel, sequence_parallel_of
+from ..placement_modulation import FACTORS, MODALITIES, keeps_modulation_apart, modulation_table_bytes
+from ..rank_options import OffloadOptions
+
+logger = logging.getLogger(__name__)
+
+KIND = "modulation"
+"""What the gathered bytes count as in a mesh's account."""
+Show = Callable[[int], None]
+"""Says that the forward of a step, counted from 0, comes next."""
+Projections = Callable[[Any], AbstractContextManager[None]]
+"""Given a transformer: its blocks' projections can be called inside the context, from wherever they are kept."""
+
+
+@dataclass
+class _Tables:
+    """The tables of one run.
+
+    Attributes:
+        transformer: whose. times: [N] of each step. numbers: the table of each step.
+        rows: each table, [blocks, N * modalities, 6 * width]: of every block what its projection returns, side by side.
+    """
+
+    transformer: Any
+    times: Sequence[torch.Tensor]
+    numbers: Sequence[int]
+    rows: list[torch.Tensor]
+
+    def serve(self, transformer: Any, times: Sequence[torch.Tensor]) -> bool:
+        """Whether they are those of ``transformer`` and of steps with these ``times``."""
+        return (
+            self.transformer is transformer
+            and len(self.times) == len(times)
+            and all(torch.equal(a, b) for a, b in zip(self.times, times, strict=True))
+        )
+
+    def move(self, device: torch.device) -> None:
+        """Move them, one after the other."""
+        for number, rows in enumerate(self.rows):
+            self.rows[number] = rows.to(device)
+
+
+class Modulation:
+    """How this rank's transformers are modulated: by tables if they fit, else by their projections in every forward."""
+
+    def __init__(
+        self,
+        tables_mb: int = OffloadOptions.modulation_tables_mb,
+        *,
+        projections: Projections = lambda transformer: nullcontext(),
+    ) -> None:
+        """Prepare.
+
+        Args:
+            tables_mb: see `OffloadOptions.modulation_tables_mb`; the same on all ranks.
+            projections: brings a transformer's projections, where something else keeps them.
+        """
+        self._tables_mb = tables_mb
+        self._projections = projections
+        self._made: _Tables | None = None
+
+    @contextmanager
+    def applied(self, transformer: Any, times: Sequence[torch.Tensor], device: torch.device) -> Iterator[Show]:
+        """Let tables stand in for the projections of ``transformer`` for the time of the block, if they fit.
+
+        They are computed here unless they are those of the run before. All ranks of the active strategy call it
+        together, where data collectives are allowed, and each forward inside must have been shown.
+
+        Args:
+            times: [N] fp32 of each step, distinct, in the order of the forward's ``timestep``; on the CPU.
+            device: where the forwards run.
+        """
+        tables = self._tables(transformer, times, device)
+        if tables is None:
+            with self._projections(transformer):
+                yield lambda step: None
+            return
+        with _InPlace(tables) as in_place:
+            yield in_place.show
+
+    def rest(self) -> None:
+        """Keep the tables in host memory until the next run: something else needs the device."""
+        if self._made is not None:
+            self._made.move(torch.device("cpu"))
+
+    def forget(self) -> None:
+        """Drop the tables."""
+        self._made = None
+
+    def _tables(self, transformer: Any, times: Sequence[torch.Tensor], device: torch.device) -> _Tables | None:
+        parallel = sequence_parallel_of(transformer)
+        sharded = parallel is not None and parallel.shares_weights
+        if not keeps_modulation_apart(modulation_tables_mb=self._tables_mb, shard_weights=sharded):
+            return None
+        if self._made is not None and self._made.serve(transformer, times):
+            self._made.move(device)
+            return self._made
+        self._made = None
+        distinct, numbers = _distinct(times)
+        size = _size(transformer, distinct)
+        if size > self._tables_mb * 10**6:
+            logger.info(
+                "no modulation tables: %d steps would take %s, more than --modulation-tables-mb %d",
+                *(len(times), bytes_in_words(size), self._tables_mb),
+            )
+            return None
+        with self._projections(transformer):
+            rows = _compute(transformer, [step.to(device) for step in distinct], parallel)
+        self._made = _Tables(transformer, times, numbers, rows)
+        return self._made
+
+
+def _distinct(times: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
+    """Return the different ones among ``times``, and the place of each among those."""
+    distinct: list[torch.Tensor] = []
+    numbers = []
+    for step in times:
+        number = next((i for i, other in enumerate(distinct) if torch.equal(step, other)), len(distinct))
+        if number == len(distinct):
+            distinct.append(step)
+        numbers.append(number)
+    return distinct, numbers
+
+
+def _size(transformer: Any, times: Sequence[torch.Tensor]) -> int:
+    """Return the bytes of the tables of ``times``."""
+    projection = transformer.transformer_blocks[0].adaln_proj
+    return modulation_table_bytes(
+        [step.numel() for step in times],
+        blocks=len(transformer.transformer_blocks),
+        width=projection.hidden_size,
+        element=get_parameter_dtype(projection.linear).itemsize,
+    )
+
+
+def _compute(transformer: Any, times: Sequence[torch.Tensor], parallel: SequenceParallel | None) -> list[torch.Tensor]:
+    """Return `_Tables.rows` of ``times``, whole on every rank of the active strategy."""
+    blocks = transformer.transformer_blocks
+    strategy = None if parallel is None else parallel.strategy
+    shares = (len(blocks),) if strategy is None else apportion(len(blocks), strategy.weights)
+    bounds = list(itertools.pairwise(itertools.accumulate(shares, initial=0)))
+    own = 0 if strategy is None else strategy.index
+    projection = blocks[0].adaln_proj
+    width, dtype = FACTORS * projection.hidden_size, get_parameter_dtype(projection.linear)
+    tables = [step.new_empty((len(blocks), MODALITIES * step.numel(), width), dtype=dtype) for step in times]
+    split = parallel is not None and parallel.mesh.layout.tp_degree > 1
+    with torch_collectives(parallel.mesh) if parallel is not None and split else nullcontext():
+        embeddings = [_embed(transformer, step) for step in times]
+        # A projection may have to come from host memory: each is called once for all steps, not once a step.
+        for number in range(*bounds[own]):
+            for table, made in zip(tables, _project(blocks[number].adaln_proj, embeddings), strict=True):
+                torch.cat(made, -1, out=table[number])
+    if parallel is not None and strategy is not None and strategy.axis is not None:
+        for table in tables:
+            _gather(table, bounds, parallel, axis=strategy.axis, own=own)
+    return tables
+
+
+def _embed(transformer: Any, times: torch.Tensor) -> torch.Tensor:
+    """Return the embedding of ``times`` [N] as the transformer's forward makes it."""
+    embedding: torch.Tensor = transformer.time_embedder(
+        transformer.time_proj(times).to(get_parameter_dtype(transformer.time_embedder))
+    )
+    return embedding
+
+
+def _project(projection: nn.Module, embeddings: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
+    """Return what ``projection`` makes of each of ``embeddings``, in one call of the module: its hooks run once."""
+    plain, own = projection.forward, projection.__dict__.get("forward")
+    projection.forward = lambda several: [plain(embedding) for embedding in several]
+    try:
+        made: list[tuple[torch.Tensor, ...]] = projection(embeddings)
+    finally:
+        del projection.forward
+        if own is not None:
+            projection.forward = own
+    return made
+
+
+def _gather(
+    table: torch.Tensor, bounds: Sequence[tuple[int, int]], parallel: SequenceParallel, *, axis: str, own: int
+) -> None:
+    """Fill in the blocks of ``table`` that the other ranks of ``axis`` computed; rank i has those of bounds[i]."""
+    counts = [(stop - start) * table[0].numel() for start, stop in bounds]
+    mine = table[slice(*bounds[own])].flatten()
+    parts = gather_uneven(mine, counts, mesh=parallel.mesh, axis=axis, kind=KIND)
+    for rank, ((start, stop), part) in enumerate(zip(bounds, parts, strict=True)):
+        if rank != own:
+            table[start:stop] = part.view_as(table[start:stop])
+
+
+class _Known(nn.Module):
+    """Stands in for the projection of a block that is given a table's rows in place of the time embedding."""
+
+    def forward(self, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return two shifts, scales and gates of ``rows`` [N * modalities, 6 * width]."""
+        return rows.chunk(FACTORS, dim=-1)
+
+
+class _InPlace:
+    """Tables in use: each block is given its rows of the step that was shown.
+
+    They come as an argument, so that a compiled block sees one more tensor of its kind, not another module.
+    """
+
+    def __init__(self, tables: _Tables) -> None:
+        self._tables = tables
+        self._rows: torch.Tensor | None = None
+        self._undo = ExitStack()
+
+    def show(self, step: int) -> None:
+        """See `Show`."""
+        self._rows = self._tables.rows[self._tables.numbers[step]]
+
+    def __enter__(self) -> _InPlace:
+        known = _Known()
+        for number, block in enumerate(self._tables.transformer.transformer_blocks):
+            hook = block.register_forward_pre_hook(self._hook(number, block), with_kwargs=True)
+            self._undo.callback(hook.remove)
+            self._undo.callback(setattr, block, "adaln_proj", block.adaln_proj)
+            block.adaln_proj = known
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._undo.close()
+
+    def _hook(self, number: int, block: nn.Module) -> Callable[..., Any]:
+        signature = inspect.signature(block.forward)
+
+        def give(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            assert self._rows is not None, "a forward must be shown first"
+            bound = signature.bind(*args, **kwargs)
+            bound.arguments["temb"] = self._rows[number]
+            return bound.args, bound.kwargs
+
+        return give
