@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,9 +42,10 @@ from .parallel.layout import Layout
 from .parallel.mesh import Mesh
 from .parallel.sharding import apply_sequence_parallel
 from .parallel.watchdog import EXIT_STATUS, Watchdog
-from .parallel.weights import held_bytes, plan_divisions, text_encoder_ranks
+from .parallel.weights import held_bytes, plan_divisions
 from .rank_options import CANNOT_START, PARTITIONS, WEIGHTED, RankOptions, restart_wanted
 from .runner import JobResult, JobRunner
+from .stacks_shares import kept_components, text_encoder_ranks
 from .vae.crew import VaeCrew, build_crew
 
 logger = logging.getLogger(__name__)
@@ -356,22 +357,6 @@ def connect_store() -> TCPStore:
     """Return a new connection to the fleet's store; one that waits blocks only its own thread."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return TCPStore(address, port, is_master=False, timeout=_STORE_TIMEOUT)
-
-
-def kept_components(
-    needed: Iterable[str], *, rank: int, text_encoder_ranks: int = 1, vae_on_one_rank: bool = False
-) -> frozenset[str]:
-    """Return what a rank loads: the transformers and the video VAE everywhere, the rest on rank 0 alone.
-
-    Args:
-        needed: the components that the served stages need.
-        text_encoder_ranks: how many ranks, the first ones, hold the text encoder together.
-        vae_on_one_rank: whether rank 0 alone holds the video VAE too.
-    """
-    if rank == 0:
-        return frozenset(needed)
-    shared = {*PARTITIONS, *(() if vae_on_one_rank else ("vae",))}
-    return frozenset(needed) & (shared | {"text_encoder"} if rank < text_encoder_ranks else shared)
 
 
 def main() -> int:

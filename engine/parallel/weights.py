@@ -22,8 +22,9 @@ from torch.distributed.tensor import DTensor
 
 from ..models.pieces import Division, Piece
 from ..rank_options import PARTITIONS
+from ..stacks_shares import TEXT_ENCODER, TRANSFORMER, Split, TensorPlan, text_encoder_ranks
 from .mesh import Mesh
-from .tensor import TEXT_ENCODER, TRANSFORMER, Split, TensorPlan, apply_tensor_parallel, blocks_of
+from .tensor import apply_tensor_parallel, blocks_of
 
 _SHARD, _TENSOR = "shard", "tensor"
 
@@ -96,11 +97,6 @@ def _shard_blocks(model: nn.Module, stacks: tuple[str, ...], mesh: DeviceMesh) -
 
 def _vectors(module: nn.Module) -> set[nn.Parameter]:
     return {parameter for parameter in module.parameters() if parameter.dim() < 2}
-
-
-def text_encoder_ranks(degree: int) -> tuple[int, ...]:
-    """Return the ranks that hold a part of the text encoder: the first ones."""
-    return tuple(range(degree))
 
 
 def plan_divisions(

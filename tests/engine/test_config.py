@@ -20,7 +20,7 @@ from engine.contract.limits import ModelFacts
 from engine.controller_fleet import _layout_flags, _vae_flags
 from engine.fleet import parse_arguments
 from engine.rank_options import ModelOptions, ParallelOptions, RankOptions, VaeOptions
-from engine.worker import kept_components
+from engine.stacks_shares import kept_components
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,180 @@
+"""The weights of one rank, tensor by tensor, from configurations and options alone.
+
+Promise: what the ranks hold, since both read the same tables: which components (`stacks_shares.kept_components`), which
+part of a layer (`stacks_shares.Split`), which type (`placement.stored`), and `placement.component_weights` sorts them.
+Torch-free; raises nothing: the layout was checked (`config_layout.check_layout`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .checkpoint import Checkpoint, needed_components
+from .contract.limits import ModelFacts
+from .contract.requests import STAGES
+from .layout import Layout
+from .placement import ComponentWeights, Held, component_weights, compute_dtype, stored
+from .placement_modulation import keeps_modulation_apart
+from .planner_shapes import component_shapes, is_computed
+from .planner_shapes_layers import Shape
+from .planner_sizes import Config
+from .rank_options import PARTITIONS, OffloadOptions, ParallelOptions, VaeOptions
+from .stacks import STACKS
+from .stacks_shares import TEXT_ENCODER, TRANSFORMER, Split, TensorPlan, kept_components
+
+_PLANS: Mapping[str, TensorPlan] = {**dict.fromkeys(PARTITIONS, TRANSFORMER), "text_encoder": TEXT_ENCODER}
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What is loaded of a checkpoint.
+
+    Attributes:
+        configs: the ``config.json`` of each component with weights, by name.
+        left_out: children of a component that no served stage needs.
+        facts: see `ModelFacts`.
+    """
+
+    configs: Mapping[str, Config]
+    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    facts: ModelFacts = field(default_factory=ModelFacts)
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> ServedModel:
+        """Read what was opened for some stages."""
+        components = checkpoint.components.items()
+        return cls(
+            {name: component.config for name, component in components},
+            {name: component.left_out for name, component in components},
+            checkpoint.facts,
+        )
+
+    def shapes(self, name: str) -> dict[str, Shape]:
+        """Return the shapes of the tensors of the component ``name``."""
+        return component_shapes(name, self.configs[name], left_out=self.left_out.get(name, ()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """How an engine would run.
+
+    Attributes:
+        parallel, vae, offload: as the ranks are told.
+        dtype: compute type, ``bf16`` or ``fp32``.
+        accelerator: whether the ranks have devices of their own; on CPUs a VAE decodes one tile at a time.
+        stages: those that are served.
+    """
+
+    parallel: ParallelOptions
+    vae: VaeOptions = field(default_factory=VaeOptions)
+    offload: OffloadOptions = field(default_factory=OffloadOptions)
+    dtype: str = "bf16"
+    accelerator: bool = True
+    stages: tuple[str, ...] = STAGES
+
+    def layout(self, rank: int) -> Layout:
+        """Return where ``rank`` stands."""
+        degrees = self.parallel.ulysses_degree, self.parallel.ring_degree, self.parallel.tp_degree
+        return Layout(rank, self.parallel.world_size, *degrees)
+
+    def components(self, model: ServedModel, rank: int) -> tuple[str, ...]:
+        """Return the components with weights that ``rank`` holds, or has a part of."""
+        kept = kept_components(
+            needed_components(self.stages),
+            rank=rank,
+            text_encoder_ranks=self.parallel.text_encoder_tp_degree,
+            vae_on_one_rank=self.vae.vae_on_one_rank,
+        )
+        return tuple(name for name in model.configs if name in kept)
+
+    def tensor_ranks(self, component: str) -> int:
+        """Return among how many ranks the layers of ``component`` are divided."""
+        degrees = {"text_encoder": self.parallel.text_encoder_tp_degree} | dict.fromkeys(
+            PARTITIONS, self.parallel.tp_degree
+        )
+        return degrees.get(component, 1)
+
+    def shard_ranks(self, component: str) -> int:
+        """Return among how many ranks the blocks of ``component`` are shared out."""
+        shared = self.parallel.shard_weights and component in PARTITIONS
+        return self.parallel.sequence_degree if shared else 1
+
+
+def rank_tensors(model: ServedModel, setup: Setup, component: str) -> dict[str, Held]:
+    """Return what a rank that holds ``component``, or a part of it, holds of each tensor; alike on all those ranks.
+
+    Of a weight in reduced precision, its scales are named after it.
+    """
+    found: dict[str, Held] = {}
+    for name, shape in model.shapes(component).items():
+        part = _part(setup, component, name, shape)
+        dtype = "fp32" if is_computed(name) else compute_dtype(component, name, setup.dtype)
+        first, *scales = stored(component, name, part, dtype, setup.offload.block_storage)
+        found[name] = first
+        found |= {f"{name}.{number}": scale for number, scale in enumerate(scales)}
+    return found
+
+
+def rank_weights(model: ServedModel, setup: Setup, rank: int) -> dict[str, ComponentWeights]:
+    """Return the weights of each component that ``rank`` holds; of the VAEs all is outside stacks."""
+    apart = keeps_modulation_apart(
+        modulation_tables_mb=setup.offload.modulation_tables_mb, shard_weights=setup.parallel.shard_weights
+    )
+    return {
+        name: component_weights(name, rank_tensors(model, setup, name), modulation_apart=apart)
+        for name in setup.components(model, rank)
+    }
+
+
+def gathered_bytes(model: ServedModel, setup: Setup, component: str) -> int:
+    """Return the bytes that gathering takes of a block whose weights are shared out; 0 where none is.
+
+    torch's `fully_shard` holds the largest block's matrices twice: as they arrived from all ranks, and put together.
+    """
+    ranks = setup.shard_ranks(component)
+    if ranks == 1:
+        return 0
+    whole = dataclasses.replace(setup, parallel=dataclasses.replace(setup.parallel, shard_weights=False))
+    blocks: dict[str, int] = {}
+    for name, held in rank_tensors(model, whole, component).items():
+        stack = next((stack for stack in STACKS[component] if name.startswith(f"{stack}.")), None)
+        if stack is not None and len(held.shape) > 1:
+            block = f"{stack}.{name[len(stack) + 1 :].partition('.')[0]}"
+            padded = -(-held.shape[0] // ranks) * ranks * held.bytes // held.shape[0]
+            blocks[block] = blocks.get(block, 0) + padded
+    return 2 * max(blocks.values())
+
+
+def _part(setup: Setup, component: str, name: str, shape: Shape) -> Shape:
+    """Return the shape of a rank's part of a tensor; of shares in the order of rows, the longest."""
+    plan = _PLANS.get(component)
+    stack = next((stack for stack in STACKS.get(component, ()) if name.startswith(f"{stack}.")), None)
+    if plan is None or stack is None:
+        return shape
+    split = _split(plan, stack, name)
+    if split is not None and setup.tensor_ranks(component) > 1:
+        shape = _divide(shape, split.dim, setup.tensor_ranks(component))
+    shared = setup.shard_ranks(component) > 1 and len(shape) > 1
+    return (-(-shape[0] // setup.shard_ranks(component)), *shape[1:]) if shared else shape
+
+
+def _split(plan: TensorPlan, stack: str, name: str) -> Split | None:
+    """Return how the layer of the tensor ``name`` in ``stack`` is divided."""
+    if stack not in plan.stacks:
+        return None
+    layer = name[len(stack) + 1 :].partition(".")[2].rpartition(".")[0]
+    return plan.layers.get(layer)
+
+
+def _divide(shape: Shape, dim: int, ranks: int) -> Shape:
+    """Divide a matrix along ``dim``; a bias has the outputs alone, and is whole where the inputs are divided."""
+    if dim >= len(shape):
+        return shape
+    return (*shape[:dim], shape[dim] // ranks, *shape[dim + 1 :])
+
+
+def held_bytes(tensors: Mapping[str, Held]) -> int:
+    """Return the bytes of all ``tensors``."""
+    return sum(held.bytes for held in tensors.values())
