@@ -26,6 +26,7 @@ from .checkpoint import open_checkpoint
 from .cli_output import log_to_stderr, say, tell
 from .config import OPTIONS, EngineConfig, build_config
 from .config_layout import check_layout
+from .config_presets import preset_names
 from .config_vae import check_tiles, tile_warnings
 from .contract.errors import ConfigError
 from .contract.words import bytes_in_words
@@ -43,6 +44,8 @@ _REPORT_SECONDS = 5.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add every option of `config.OPTIONS`, and ``--config``."""
     parser.add_argument("--config", metavar="FILE", help="YAML file of the same options; the command line wins")
+    names = ", ".join(preset_names())
+    parser.add_argument("--preset", metavar="NAME", help=f"options for a common machine: {names}; given ones win")
     for option in OPTIONS:
         default = "" if option.default in (None, False) or option.kind is list else f" (default: {option.default})"
         words = (option.help + default).replace("%", "%%")
@@ -65,7 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
     """
     log_to_stderr()
     given = {option.name: getattr(arguments, option.name) for option in OPTIONS if hasattr(arguments, option.name)}
-    config = build_config(given, Path(arguments.config) if arguments.config else None)
+    config_file = Path(arguments.config) if arguments.config else None
+    config = build_config(given, config_file, preset=arguments.preset)
     checkpoint = open_checkpoint(config.model, stages=config.stages, options=config.model_options)
     check_layout(config.layout, checkpoint.facts)
     check_tiles(config.vae, checkpoint.facts)

@@ -21,6 +21,7 @@ from .checkpoint import peek_facts
 from .config_devices import find_devices
 from .config_layout import resolve_layout
 from .config_offload import resolve_offload
+from .config_presets import preset_file
 from .config_vae import resolve_vae
 from .config_values import Option, check_value
 from .contract.errors import ConfigError
@@ -303,18 +304,32 @@ def check_options(data: Mapping[Any, Any]) -> dict[str, Any]:
     return checked
 
 
-def build_config(given: Mapping[str, Any], config_file: Path | None = None) -> EngineConfig:
-    """Merge defaults, ``config_file`` and ``given`` (the command line, which wins), and resolve the rest.
+def merge_options(
+    given: Mapping[str, Any], *, config_file: Path | None = None, preset: str | None = None
+) -> dict[str, Any]:
+    """Return every option's value: the default, else the preset's, else the file's, else the one ``given``.
+
+    Raises:
+        ConfigError: as `read_yaml`, `check_options` and `preset_file`.
+    """
+    values = {option.name: option.default for option in OPTIONS}
+    values |= read_yaml(preset_file(preset)) if preset is not None else {}
+    values |= read_yaml(config_file) if config_file is not None else {}
+    return values | check_options(given)
+
+
+def build_config(
+    given: Mapping[str, Any], config_file: Path | None = None, *, preset: str | None = None
+) -> EngineConfig:
+    """Merge the options (`merge_options`) and resolve the rest.
 
     Args:
         given: only the options that stand on the command line.
 
     Raises:
-        ConfigError: as `read_yaml` and `check_options`, or two values contradict each other or the machine.
+        ConfigError: as `merge_options`, or two values contradict each other or the machine.
     """
-    values = {option.name: option.default for option in OPTIONS}
-    values |= read_yaml(config_file) if config_file is not None else {}
-    values |= check_options(given)
+    values = merge_options(given, config_file=config_file, preset=preset)
     if values["model"] is None:
         raise ConfigError(
             "config_bad_value",
