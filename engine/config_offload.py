@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .contract.errors import ConfigError
+from .packages import is_installed, package_for_option
 from .rank_options import OffloadOptions
 
 _AUTO = "auto"
@@ -19,7 +20,7 @@ def resolve_offload(values: Mapping[str, Any]) -> OffloadOptions:
     """Return the options of offload among ``values``.
 
     Raises:
-        ConfigError: ``config_conflict`` for options that cannot work together.
+        ConfigError: ``config_conflict`` for options that cannot work together, ``missing_package``.
     """
     given = {field.name: values[field.name] for field in dataclasses.fields(OffloadOptions)}
     blocks = given["resident_blocks"]
@@ -44,7 +45,32 @@ def resolve_offload(values: Mapping[str, Any]) -> OffloadOptions:
             value=",".join(options.offload),
             remedy="Leave --shard-weights out, or dit out of --offload.",
         )
+    _check_storage(options.block_storage, values)
     return options
+
+
+def _check_storage(storage: str, values: Mapping[str, Any]) -> None:
+    """Check what ``storage`` of the blocks' weights cannot work with."""
+    if storage == "full":
+        return
+    if values["shard_weights"]:
+        raise _conflict(
+            "torch gathers weights that are divided among the ranks of the sequence in the type they are computed in.",
+            field="block_storage",
+            value=storage,
+            remedy="Leave --shard-weights out, or --block-storage.",
+        )
+    divided = next((name for name in ("tp_degree", "text_encoder_tp_degree") if values[name] > 1), None)
+    if storage == "int8" and divided is not None:
+        option = divided.replace("_", "-")
+        raise _conflict(
+            f"Weights that are kept in int8 cannot be divided among ranks (--{option} {values[divided]}).",
+            field="block_storage",
+            value=storage,
+            remedy=f"Leave --{option} out, or use --block-storage fp8.",
+        )
+    if storage == "int8" and not is_installed("torchao"):
+        raise package_for_option("torchao", field="block_storage", value=storage)
 
 
 def _conflict(message: str, *, field: str, value: object, remedy: str) -> ConfigError:

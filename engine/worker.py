@@ -34,6 +34,7 @@ from .lifeline import die_with
 from .link import RankLink
 from .models.bundle import Models
 from .models.loading import load_models
+from .offload.storage import check_storage
 from .outputs import NoOutputs, Outputs, RelayOutputs
 from .parallel.collectives import collect_json
 from .parallel.compile import check_compiler, compile_blocks
@@ -297,6 +298,8 @@ class Worker:
         options, mesh = self._options, self._mesh
         if options.compile:
             check_compiler(self._device)
+        dtype = pick_dtype(options.dtype, self._device)
+        check_storage(options.block_storage, self._device, dtype)
         checkpoint = open_checkpoint(options.model, stages=options.stages, options=options.model_options)
         divisions = plan_divisions(
             mesh,
@@ -313,10 +316,11 @@ class Worker:
         models = load_models(
             checkpoint,
             device=self._device,
-            dtype=pick_dtype(options.dtype, self._device),
+            dtype=dtype,
             keep=keep,
             on_bytes=self._role.loading,
             divisions=divisions,
+            storage=options.block_storage,
         )
         for name in keep & divisions.keys():
             guard_collectives(getattr(models, name), mesh)

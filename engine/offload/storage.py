@@ -1,8 +1,8 @@
 """Weights of the blocks' linear layers kept in fewer bits than they are computed in (``--block-storage``).
 
-- ``fp8``: float8_e4m3fn without scales (three bits behind the point down to 2**-6, less below, nothing under 2**-10); a
-  layer's weight is brought to the compute type for the time of its product. What is kept never changes, so that no error
-  in a forward can leave it in another type.
+- ``fp8``: float8_e4m3fn without scales (three bits behind the point down to 2**-6, fewer below, 0 under 2**-10); a
+  layer's weight is brought to the compute type for the time of its product. What is kept never changes, so that no
+  error in a forward can leave it in another type.
 - ``int8``: torchao's weight-only quantization, a scale for each row.
 
 Which tensors those are and what they take is `placement.stored`. One weight at a time is converted, as it is read. The
@@ -76,13 +76,18 @@ def reduce(weight: torch.Tensor, storage: str) -> torch.Tensor:
 
 
 def unpack_in_forwards(model: nn.Module, component: str, *, storage: str, dtype: torch.dtype) -> None:
-    """Let the layers of ``model`` whose weights are kept in ``storage`` compute in ``dtype``."""
+    """Let the layers of ``model`` whose weights are kept in ``storage`` compute in ``dtype``.
+
+    Raises:
+        ConfigError: ``start_failed`` for a layer that is no plain linear one.
+    """
     if storage != "fp8":  # torchao's weights know their own products
         return
     for name, layer in model.named_modules():
         weight = getattr(layer, "weight", None)
         if isinstance(weight, torch.Tensor) and is_reduced(component, f"{name}.weight", weight.shape):
-            assert type(layer) is nn.Linear, (name, type(layer))
+            if type(layer) is not nn.Linear:  # of a component that brings code of its own
+                raise _cannot(f"{component}.{name} is no plain linear layer, so that it cannot be kept in fp8", storage)
             HookRegistry.check_if_exists_or_initialize(layer).register_hook(_Unpacking(dtype), _HOOK)
 
 
@@ -103,10 +108,10 @@ def check_storage(storage: str, device: torch.device, dtype: torch.dtype) -> Non
     except ImportError as error:
         raise package_for_option("torchao", field="block_storage", value=storage, reason=str(error)) from error
     except (RuntimeError, NotImplementedError, TypeError) as error:
-        raise ConfigError(
-            "start_failed",
-            f"{device.type} cannot compute with weights kept in {storage}: {str(error).partition(chr(10))[0]}",
-            field="block_storage",
-            value=storage,
-            remedy="Use another --block-storage, such as full.",
-        ) from error
+        reason = str(error).partition("\n")[0]
+        raise _cannot(f"{device.type} cannot compute with weights kept in {storage}: {reason}", storage) from error
+
+
+def _cannot(message: str, storage: str) -> ConfigError:
+    remedy = "Use another --block-storage, such as full."
+    return ConfigError("start_failed", f"{message}.", field="block_storage", value=storage, remedy=remedy)
