@@ -106,6 +106,11 @@ class Modulation:
         with _InPlace(tables) as in_place:
             yield in_place.show
 
+    @property
+    def held(self) -> int:
+        """Bytes of the tables that are kept, on the device or in host memory."""
+        return 0 if self._made is None else sum(rows.nbytes for rows in self._made.rows)
+
     def rest(self) -> None:
         """Keep the tables in host memory until the next run: something else needs the device."""
         if self._made is not None:

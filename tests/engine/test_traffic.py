@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from engine.parallel.accounting import sum_bytes, tensor_gather_bytes, tensor_sum_bytes, weights_bytes
+from engine.parallel.accounting import (
+    modulation_bytes,
+    sum_bytes,
+    tensor_gather_bytes,
+    tensor_sum_bytes,
+    weights_bytes,
+)
 from engine.tiny import PRESETS
 from tests.support.rank_group import run_on_ranks
 
@@ -87,10 +93,23 @@ def test_weights_without_even_shares_travel_padded(tiny_checkpoint: Path, tmp_pa
 
 def test_watching_leaves_the_counts_of_our_own_collectives_as_they_are(two: Found) -> None:
     for found in two:
-        assert {"ulysses_qkv", "ulysses_out", "heads"} <= set(found["ulysses"])
-        assert not {"tensor_sum", "tensor_gather", "weights"} & set(found["ulysses"])
+        whole = dict(found["ulysses"])
+        assert {"ulysses_qkv", "ulysses_out", "heads"} <= set(whole)
+        assert not {"tensor_sum", "tensor_gather", "weights"} & set(whole)
+        # Sharded weights come with their projections: no tables of modulation travel.
+        assert moved(whole.pop("modulation"))[0] == 1
         ours = {kind: entry for kind, entry in found["sharded"].items() if kind != "weights"}
-        assert ours == found["ulysses"]
+        assert ours == whole
+
+
+def test_half_of_the_modulation_tables_comes_from_the_other_rank(two: Found) -> None:
+    # One step, whose two streams start at one time.
+    sizes: dict[str, int] = {"width": TINY.hidden, "modalities": MODALITIES, "element": ELEMENT}
+    for rank, found in enumerate(two):
+        sent, received = modulation_bytes([1], [TINY.layers // 2] * 2, rank, **sizes)
+        assert moved(found["ulysses"]["modulation"]) == (1, sent, received)
+        assert sent == received == TINY.layers * 6 * MODALITIES * TINY.hidden * ELEMENT / 2
+        assert "modulation" not in found["tensor"]
 
 
 def test_a_sum_moves_each_part_to_its_rank_and_back_to_all() -> None:
