@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from .rank_options import OffloadOptions
+from .rank_options import PARTITIONS, OffloadOptions, ParallelOptions
 from .stacks import FULL_PRECISION, MODULATION, REDUCED_STACKS, STACKS, family_of
 
 ALIGNMENT = 256
@@ -112,6 +112,40 @@ def flat_bytes(tensors: Iterable[Held]) -> int:
     return sum(-(-tensor.bytes // ALIGNMENT) * ALIGNMENT for tensor in tensors)
 
 
+def unit_of(component: str, tensor: str, *, modulation_apart: bool) -> tuple[str | None, str, bool]:
+    """Return the stack and the unit of ``tensor``, and whether the unit is a block's modulation alone.
+
+    The stack is None, the unit empty, for what lies outside the stacks.
+    """
+    stack = next((stack for stack in STACKS.get(component, ()) if tensor.startswith(f"{stack}.")), None)
+    if stack is None:
+        return None, "", False
+    number, _, rest = tensor[len(stack) + 1 :].partition(".")
+    child = MODULATION.get(component) if modulation_apart else None
+    if child is not None and rest.startswith(f"{child}."):
+        return stack, f"{stack}.{number}.{child}", True
+    return stack, f"{stack}.{number}", False
+
+
+def is_copied(component: str, tensor: str, *, offload: Collection[str], modulation_apart: bool) -> bool:
+    """Whether ``tensor`` is in a unit that comes to the device from a copy; ``offload`` names families that stream."""
+    stack, _, is_modulation = unit_of(component, tensor, modulation_apart=modulation_apart)
+    return is_modulation or (stack is not None and family_of(component) in offload)
+
+
+def holders(component: str, layout: ParallelOptions) -> tuple[tuple[int, ...], ...]:
+    """Return the ranks that hold ``component``: for each distinct part of it those that hold the same tensors.
+
+    With shared copies (``--host-copies``) each tuple shares one, made by the first rank in it.
+    """
+    if component in PARTITIONS:
+        if layout.shard_weights:
+            return tuple((rank,) for rank in range(layout.world_size))
+        parts = layout.tp_degree
+        return tuple(tuple(range(part, layout.world_size, parts)) for part in range(parts))
+    return tuple((rank,) for rank in range(layout.text_encoder_tp_degree))
+
+
 def component_weights(name: str, tensors: Mapping[str, Held], *, modulation_apart: bool) -> ComponentWeights:
     """Sort the tensors of the component ``name`` into stacks.
 
@@ -119,21 +153,15 @@ def component_weights(name: str, tensors: Mapping[str, Held], *, modulation_apar
         tensors: parameters and buffers by their names in the model.
         modulation_apart: whether the blocks' modulation is not kept with them.
     """
-    child = MODULATION.get(name) if modulation_apart else None
     units: dict[str, dict[str, list[Held]]] = {stack: {} for stack in STACKS.get(name, ())}
     apart: dict[str, list[Held]] = {}
     outside: list[Held] = []
     for tensor, held in tensors.items():
-        stack = next((stack for stack in units if tensor.startswith(f"{stack}.")), None)
+        stack, unit, is_modulation = unit_of(name, tensor, modulation_apart=modulation_apart)
         if stack is None:
             outside.append(held)
-            continue
-        number, _, rest = tensor[len(stack) + 1 :].partition(".")
-        block = f"{stack}.{number}"
-        if child is not None and rest.startswith(f"{child}."):
-            apart.setdefault(f"{block}.{child}", []).append(held)
         else:
-            units[stack].setdefault(block, []).append(held)
+            (apart if is_modulation else units[stack]).setdefault(unit, []).append(held)
     return ComponentWeights(
         name,
         sum(held.bytes for held in outside),

@@ -1,7 +1,7 @@
 """Loading the components of a checkpoint: only the tensors that this rank keeps, one by one.
 
 Of a component that is divided among ranks (`Division`), a rank reads its own slices alone. Weights that are kept in
-fewer bits (``offload.storage``) are converted as they are read; those that another rank reads (`Elsewhere`) stay without
+fewer bits (``offload.storage``) are converted as they are read; those that others read (`Elsewhere`) stay without
 memory.
 Promise: models are built without memory for their weights, then filled; the result, in full storage, equals what
 diffusers' ``load_components(dtype=...)`` gives, bit for bit and type for type, with the text encoder cut after layer
