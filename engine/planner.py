@@ -176,13 +176,16 @@ def make_plan(
     Args:
         started_for: the request that the engine's placement leaves room for; None: this one.
     """
-    ranks = tuple(
-        _plan_rank(
-            model, setup, rank, request, place(model, setup, rank, started_for or request, hardware.device_bytes)
-        )
-        for rank in range(setup.parallel.world_size)
+    budget, planned = hardware.device_bytes, started_for or request
+    ranks = range(setup.parallel.world_size)
+    placements = [place(model, setup, rank, planned, budget) for rank in ranks]
+    return Plan(
+        model,
+        setup,
+        request,
+        hardware,
+        tuple(_plan_rank(model, setup, rank, request, placements[rank]) for rank in ranks),
     )
-    return Plan(model, setup, request, hardware, ranks)
 
 
 def _plan_rank(model: ServedModel, setup: Setup, rank: int, request: RequestSize, placement: Placement) -> RankPlan:

@@ -47,9 +47,8 @@ def options_of(setup: Setup) -> str:
     words = [f"--nproc-per-node {parallel.world_size}"]
     if parallel.world_size > 1:
         words.append(f"--ulysses-degree {parallel.ulysses_degree}")
-    for name in ("ring_degree", "tp_degree", "text_encoder_tp_degree"):
-        if getattr(parallel, name) > 1:
-            words.append(f"--{name.replace('_', '-')} {getattr(parallel, name)}")
+    degrees = {name: getattr(parallel, name) for name in ("ring_degree", "tp_degree", "text_encoder_tp_degree")}
+    words += [f"--{name.replace('_', '-')} {degree}" for name, degree in degrees.items() if degree > 1]
     if parallel.shard_weights:
         words.append("--shard-weights")
     if offload.offload:
