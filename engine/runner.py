@@ -35,6 +35,7 @@ from .contract.requests import (
     parse_request,
     stages_of,
 )
+from .devices_memory import is_out_of_memory
 from .frames import FrameSink, Mp4Frames, TensorFrames
 from .health import describe_latents
 from .masking import Edit
@@ -58,7 +59,6 @@ from .stages.encode_media import EncodedMedium, encode_media
 from .stages.encode_prompt import encode_prompt
 from .vae.chunks import count_chunks
 from .vae.crew import VaeCrew
-from .vae.memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 

@@ -21,12 +21,12 @@ from itertools import accumulate, pairwise
 
 import torch
 
+from ..devices_memory import attempt, exhausted, free_caches
 from ..models.bundle import Models
 from ..parallel.collectives import DataGroupError, bring_to_first
 from ..parallel.mesh import Mesh
 from ..parallel.rows import apportion
 from ..rank_options import VaeOptions
-from .memory import attempt, exhausted, free_caches
 from .staging import VaeStaging
 from .tiles import TileGeometry
 from .workspace import GatherWorkspace

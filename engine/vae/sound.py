@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from ..devices_memory import attempt, exhausted
 from .crew import VaeCrew
-from .memory import attempt, exhausted
 
 
 def decode_sound(crew: VaeCrew, latents: torch.Tensor) -> torch.Tensor | None:

@@ -14,45 +14,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 
+from ..devices_memory import attempt, exhausted, free_caches
 from ..models.bundle import VAES, Models
+from ..models.home import Home, plain_parts
 from ..rank_options import WEIGHTED
-from .memory import attempt, exhausted, free_caches
 
 logger = logging.getLogger(__name__)
 
 HOME = torch.device("cpu")
-
-
-class _Home:
-    """The tensors of one VAE where they rest; nothing of it is ever copied back, since use does not change it."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._places: list[tuple[nn.Module, str, torch.Tensor]] = []
-        self._plain: list[tuple[nn.Module, str, torch.Tensor]] = []
-        for module in model.modules():
-            named = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-            self._places += [(module, name, tensor) for name, tensor in named]
-            # Weights that a layer computes before each forward (torch's weight_norm) lie outside its parameters.
-            plain = [(name, value) for name, value in vars(module).items() if isinstance(value, torch.Tensor)]
-            self._plain += [(module, name, tensor) for name, tensor in plain]
-
-    def leave_for(self, device: torch.device) -> bool:
-        """Put copies on ``device`` in the tensors' places; True when all are there."""
-        for module, name, tensor in self._places:
-            copy = tensor.to(device)
-            setattr(module, name, nn.Parameter(copy, False) if isinstance(tensor, nn.Parameter) else copy)
-        return True
-
-    def come_back(self) -> None:
-        """Put the tensors themselves back; the copies are free."""
-        for module, name, tensor in [*self._places, *self._plain]:
-            setattr(module, name, tensor)
-
-    def devices(self) -> set[str]:
-        """Types of the devices on which the weights are now."""
-        return {getattr(module, name).device.type for module, name, _ in self._places}
 
 
 class VaeStaging:
@@ -67,7 +37,7 @@ class VaeStaging:
         self._models = models
         self._device = device
         self._rank = rank
-        self._homes = {name: _Home(model) for name in VAES if (model := getattr(models, name)) is not None}
+        self._homes = {name: Home(model) for name in VAES if (model := getattr(models, name)) is not None}
         self._inside: list[str] = []
         self._stay = resident and self._bring_all()
 
@@ -127,7 +97,7 @@ class VaeStaging:
         """Bring ``name`` in; whether there was room."""
         home, arrived = self._homes[name], False
         try:
-            arrived = attempt(lambda: home.leave_for(self._device)) is not None
+            arrived = bool(attempt(lambda: home.leave_for(self._device)))
         finally:
             if not arrived:
                 home.come_back()
@@ -150,5 +120,4 @@ class VaeStaging:
 
 
 def _bytes_on(parameter: torch.Tensor, device: torch.device) -> int:
-    local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-    return local.nbytes if local.device.type == device.type else 0
+    return sum(part.nbytes for _, part in plain_parts(parameter) if part.device.type == device.type)
