@@ -41,6 +41,7 @@ from .health import describe_latents
 from .masking import Edit
 from .models.bundle import Models
 from .noise import NoiseShapes, NoiseWorker
+from .offload.modulation import Modulation
 from .outputs import Outputs
 from .packing import latent_grid
 from .parallel.agreement import CONSEQUENCE, Agreement
@@ -84,9 +85,10 @@ class JobResult:
 class JobRunner:
     """Runs jobs, one after the other, on what this rank holds."""
 
-    def __init__(self, models: Models, vaes: VaeCrew, mesh: Mesh, watchdog: Watchdog) -> None:
+    def __init__(self, models: Models, vaes: VaeCrew, mesh: Mesh, watchdog: Watchdog, modulation: Modulation) -> None:
         self._models = models
         self._vaes = vaes
+        self._modulation = modulation
         self._mesh = mesh
         self._watchdog = watchdog
 
@@ -99,7 +101,15 @@ class JobRunner:
         agreement = Agreement(self._mesh, cancelled)
         request = parse_request(message["request"])
         progress = Progress(_planned(request), outputs.event)
-        job = _Job(self._models, self._vaes, agreement, progress, outputs, reuse=Reuse(message, outputs))
+        job = _Job(
+            self._models,
+            self._vaes,
+            agreement,
+            progress,
+            outputs,
+            reuse=Reuse(message, outputs),
+            modulation=self._modulation,
+        )
         # All ranks ended the previous job together.
         self._mesh.quiet = True
         self._watchdog.watch_job(message["job_id"])
@@ -122,6 +132,7 @@ class JobRunner:
         finally:
             # A decoding that nobody read to its end.
             self._vaes.staging.clear()
+            self._modulation.forget()
             self._watchdog.watch_job(None)
 
     def _fail_together(self, job_id: str, agreement: Agreement, error: EngineError, cause: Exception) -> None:
@@ -189,6 +200,7 @@ class _Job:
         outputs: Outputs,
         *,
         reuse: Reuse,
+        modulation: Modulation,
     ) -> None:
         mesh = vaes.mesh
         self._models = models
@@ -200,7 +212,7 @@ class _Job:
         # Where the ranks' VAEs trade tiles, `crew.collect` says so.
         self._apart = {"decode_audio", "decode_video", "encode_media"}
         self._apart |= set() if mesh.teams else {"encode_prompt"}
-        self._ctx = StageContext(models, mesh.device, self._report, self._boundary, vaes)
+        self._ctx = StageContext(models, mesh.device, self._report, self._boundary, vaes, modulation)
 
     def _boundary(self) -> None:
         """Meet the other ranks before a step of the stage that runs; see `StageContext.boundary`."""
@@ -326,11 +338,16 @@ class _Job:
         noise: NoiseWorker,
         edit: Edit | None,
     ) -> dict[str, Any]:
-        """Make one output after the other; nothing of one is held when the next begins."""
+        """Make one output after the other; nothing of one is on the device when the next begins."""
         facts: dict[str, Any] = {}
         for number in range(request.num_outputs):
             begun = noise if number == 0 else None
             latents = self._denoise(embeds, conditions, request, number, noise=begun, edit=edit)
+            # The next output's steps are the same; until then the device is the VAEs'.
+            if number + 1 < request.num_outputs:
+                self._ctx.modulation.rest()
+            else:
+                self._ctx.modulation.forget()
             facts = self._decode(latents, request, self._outputs.of_output(number))
             del latents
         return facts

@@ -34,6 +34,7 @@ from .lifeline import die_with
 from .link import RankLink
 from .models.bundle import Models
 from .models.loading import load_models
+from .offload.modulation import Modulation
 from .offload.storage import check_storage
 from .outputs import NoOutputs, Outputs, RelayOutputs
 from .parallel.collectives import collect_json
@@ -266,7 +267,8 @@ class Worker:
                 compile_blocks(transformer)
         vaes = build_crew(models, self._mesh, self._options, rank_weights=self._options.rank_weights)
         self._role.ready(self._info(models))
-        return self._serve(JobRunner(models, vaes, self._mesh, self._watchdog), vaes)
+        modulation = Modulation(self._options.modulation_tables_mb)
+        return self._serve(JobRunner(models, vaes, self._mesh, self._watchdog, modulation), vaes)
 
     def _together(self, step: Callable[[], _T]) -> _T | None:
         """Return the result of ``step``; None on all ranks when it failed on one, which the controller is then told."""
