@@ -190,9 +190,7 @@ class _Built:
             with _open_weights(self.component, file) as tensors:
                 for name in names:
                     wanted = torch.float32 if fp32.intersection(name.split(".")) else dtype
-                    where = torch.device("meta") if self.elsewhere(self.component.name, name) else device
-                    read = _place(self._read(name, tensors), device=where, dtype=wanted)
-                    state[name] = self._wrap(name, self._reduce(name, read))
+                    state[name] = self._keep(name, tensors, device=device, dtype=wanted)
                     progress.add(self.component.name, self.bytes_of(name))
         self.model.load_state_dict(state, assign=True)
         if any(tensor.is_meta for tensor in state.values()):
@@ -202,6 +200,14 @@ class _Built:
         unpack_in_forwards(self.model, self.component.name, storage=self.storage, dtype=dtype)
         return self.model.requires_grad_(False).eval()
 
+    def _keep(self, name: str, tensors: Any, *, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        """Read a tensor and return it as it is kept; nothing else of it stays."""
+        where = torch.device("meta") if self.elsewhere(self.component.name, name) else device
+        tensor = _place(self._read(name, tensors), device=where, dtype=dtype)
+        if self.storage != "full" and is_reduced(self.component.name, name, tensor.shape):
+            tensor = reduce(tensor, self.storage)
+        return self._wrap(name, tensor)
+
     def _read(self, name: str, tensors: Any) -> torch.Tensor:
         piece = self.pieces.get(name)
         stored = self.named[name]
@@ -210,11 +216,6 @@ class _Built:
             return torch.empty(info.shape if piece is None else piece.shape, device="meta")
         tensor: torch.Tensor = tensors.get_tensor(stored) if piece is None else piece.read(tensors.get_slice(stored))
         return tensor
-
-    def _reduce(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        if self.storage == "full" or not is_reduced(self.component.name, name, tensor.shape):
-            return tensor
-        return reduce(tensor, self.storage)
 
     def _wrap(self, name: str, local: torch.Tensor) -> torch.Tensor:
         return local if self.division is None else self.division.wrap(name, local)

@@ -86,13 +86,19 @@ def counted_reads() -> Iterator[None]:
         loading.safe_open = plain
 
 
-def load(folder: Path, component: str, divisions: Any = None, storage: str = "full") -> tuple[Models, int]:
+def load(
+    folder: Path,
+    component: str,
+    divisions: Any = None,
+    storage: str = "full",
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Models, int]:
     """Return a component and the bytes that loading it said to have read."""
     told: list[int] = []
     models = loading.load_models(
         open_checkpoint(folder, stages=("encode_prompt", "denoise")),
         device=CPU,
-        dtype=torch.float32,
+        dtype=dtype,
         keep=frozenset({component}),
         on_bytes=lambda name, done, total: told.append(done) or told.append(total),  # type: ignore[func-returns-value]
         divisions=divisions or {},
