@@ -199,7 +199,8 @@ class EngineConfig:
         ready_file: where to announce the bound port, or None.
         device: ``auto``, ``cpu``, ``cuda``, ``xpu`` or ``npu``. dtype: ``auto``, ``fp32`` or ``bf16``.
         nproc_per_node: ranks on this host. layout: how they share the work. vae: the same for the VAEs.
-        offload: where the weights live.
+        offload: where the weights live; ``gpu_memory`` is set where the device tells its own.
+        accelerator: whether the ranks have devices of their own.
         stages: the stages served, in the contract's order. model_options: what is loaded of the checkpoint.
         token: the bearer token, or None.
         stop_on_eof: stop when standard input ends.
@@ -219,6 +220,7 @@ class EngineConfig:
     layout: ParallelOptions
     vae: VaeOptions
     offload: OffloadOptions
+    accelerator: bool
     stages: tuple[str, ...]
     model_options: ModelOptions
     token: str | None
@@ -340,7 +342,8 @@ def build_config(
     token = _read_token(values["token_file"])
     _check_host(values["host"], token)
     model = absolute_path(values["model"], field="model")
-    layout = resolve_layout(values, find_devices(values["device"]), peek_facts(model, values["component_dir"] or {}))
+    devices = find_devices(values["device"])
+    layout = resolve_layout(values, devices, peek_facts(model, values["component_dir"] or {}))
     return EngineConfig(
         model=model,
         host=values["host"],
@@ -351,7 +354,8 @@ def build_config(
         nproc_per_node=layout.world_size,
         layout=layout,
         vae=resolve_vae(values),
-        offload=resolve_offload(values),
+        offload=resolve_offload(values, device_memory=devices.memory),
+        accelerator=devices.kind != "cpu",
         stages=tuple(values["stages"]),
         model_options=_model_options(values),
         token=token,

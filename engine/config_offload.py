@@ -16,14 +16,19 @@ from .rank_options import OffloadOptions
 _AUTO = "auto"
 
 
-def resolve_offload(values: Mapping[str, Any]) -> OffloadOptions:
+def resolve_offload(values: Mapping[str, Any], *, device_memory: int | None = None) -> OffloadOptions:
     """Return the options of offload among ``values``.
+
+    Args:
+        device_memory: bytes of a rank's device, which may all be used unless less is given; None: not known.
 
     Raises:
         ConfigError: ``config_conflict`` for options that cannot work together, ``missing_package``.
     """
     given = {field.name: values[field.name] for field in dataclasses.fields(OffloadOptions)}
     blocks = given["resident_blocks"]
+    if given["gpu_memory"] is None and device_memory is not None:
+        given["gpu_memory"] = device_memory / 1e9
     options = OffloadOptions(
         **{
             **given,

@@ -57,6 +57,7 @@ def parse_arguments(argv: list[str]) -> tuple[RankOptions, argparse.Namespace]:
     _add_layout_arguments(parser)
     _add_vae_arguments(parser)
     parser.add_argument("--offload-options", type=json.loads, default={}, help="fields of OffloadOptions as JSON")
+    parser.add_argument("--needs", type=json.loads, default=[], help="placement.Needs of each rank as JSON")
     parser.add_argument("--device", required=True, help="auto or a device type")
     parser.add_argument("--dtype", required=True, help="auto, fp32 or bf16")
     parser.add_argument("--stages", required=True, help="comma-separated")
@@ -76,6 +77,7 @@ def parse_arguments(argv: list[str]) -> tuple[RankOptions, argparse.Namespace]:
         model_options=ModelOptions.from_json(arguments.model_options),
         link=arguments.link,
         data_timeout=arguments.data_timeout,
+        needs=tuple(arguments.needs),
     )
     return options, arguments
 

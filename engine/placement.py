@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from .rank_options import PARTITIONS, OffloadOptions, ParallelOptions
 from .stacks import FULL_PRECISION, MODULATION, REDUCED_STACKS, STACKS, family_of
@@ -285,6 +286,19 @@ class Needs:
     running: Mapping[str, int]
     between: int = 0
     always: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form, for the ranks."""
+        return {"running": dict(self.running), "between": self.between, "always": self.always}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Needs:
+        """Read what `to_dict` returned, after a trip through JSON."""
+        return cls(**data)
+
+
+NO_NEEDS = Needs({})
+"""What is left room for when nobody planned."""
 
 
 def plan_placement(

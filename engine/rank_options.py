@@ -162,6 +162,7 @@ class RankOptions(ParallelOptions, VaeOptions, OffloadOptions):
         data_timeout: seconds that a collective of a job may wait for a peer.
         launch: 0, 1, …: counts the fleet's launches of its ranks.
         fleet: process id of the fleet that launches them.
+        needs: `placement.Needs` of each rank as JSON, for which the placement leaves room; empty: nobody planned.
     """
 
     model: str
@@ -173,6 +174,7 @@ class RankOptions(ParallelOptions, VaeOptions, OffloadOptions):
     model_options: ModelOptions = ModelOptions()
     launch: int = 0
     fleet: int = 0
+    needs: tuple[Mapping[str, Any], ...] = ()
 
     def to_json(self) -> str:
         """Return one JSON argument."""
@@ -188,6 +190,7 @@ class RankOptions(ParallelOptions, VaeOptions, OffloadOptions):
                 **data,
                 "stages": tuple(data["stages"]),
                 "offload": tuple(data["offload"]),
+                "needs": tuple(data["needs"]),
                 "model_options": ModelOptions.from_json(data["model_options"]),
                 "rank_weights": None if weights is None else tuple(weights),
             }

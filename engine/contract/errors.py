@@ -156,6 +156,7 @@ CODES: dict[str, str] = {
     "body_too_large": "the request is larger than the operator's limit",
     "bad_media": "a picture, clip or sound cannot be read, or is not what its field needs",
     "media_limit": "pictures, clips or sounds are too many, too short or too long",
+    "does_not_fit": "a configuration or a request needs more memory than there is, by the planner's count",
     "bad_mask": "a mask is not one, or belongs to another canvas or length",
     "unsupported_version": "a document was written in a version that this engine does not know",
     "missing_package": "the engine's environment lacks a package that a request or an option needs",
