@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
 from pathlib import Path
@@ -41,7 +42,7 @@ def build_on_meta(component: str, config: Config) -> Any:
         warnings.simplefilter("ignore", FutureWarning)
         if component != "text_encoder":
             return CLASSES[component].from_config(dict(config))
-        cut = Qwen3VLConfig(**{key: value for key, value in config.items() if key.endswith("_config")})
+        cut = Qwen3VLConfig.from_dict(copy.deepcopy(dict(config)))
         cut.text_config.num_hidden_layers = TEXT_LAYERS
         model = Qwen3VLModel(cut)
         model.language_model.norm = torch.nn.Identity()
