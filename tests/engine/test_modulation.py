@@ -25,7 +25,8 @@ from engine.placement_modulation import modulation_table_bytes, most_levels
 from engine.stages.base import Latents, PromptEmbeds
 from engine.stages.denoise import denoise
 from engine.tiny import PRESETS
-from tests.support import stages
+from tests.support import modulation_device, stages
+from tests.support.fake_accelerator import run_on_device
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -74,7 +75,7 @@ def same(first: Latents, second: Latents) -> bool:
 
 
 class Calls:
-    """Counts the calls of every projection while it is entered, and the levels of each."""
+    """Counts the calls of every projection while it is entered."""
 
     def __init__(self, *transformers: Any) -> None:
         self.projections = [block.adaln_proj for model in transformers for block in model.transformer_blocks]
@@ -101,8 +102,8 @@ def projections(transformer: Any) -> list[Any]:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_run_with_tables_is_the_run_without_them_bit_for_bit(models: Models, case: dict[str, Any]) -> None:
-    transformer = models.transformer_ref if "references" in str(case) and case["conditions"].references else None
-    transformer = transformer or models.transformer
+    references = case.get("conditions", NOTHING).references
+    transformer = models.transformer_ref if references else models.transformer
     with Calls(transformer) as without:
         plain = make(models, Modulation(0), **case)
     with Calls(transformer) as once:
@@ -205,6 +206,53 @@ def test_a_compiled_block_is_compiled_for_two_counts_of_levels_not_for_every_ste
     assert (made.video - plain.video).abs().max() <= 1e-5
     # Twelve steps of an edit have more counts of levels than torch would compile for.
     assert graphs[2] == graphs[1]
+
+
+@pytest.fixture(scope="module")
+def told(small_checkpoint: Path) -> dict[str, dict[str, int]]:
+    """What runs on the fake accelerator held and moved from their second step on, by case."""
+    found: dict[str, dict[str, int]] = run_on_device(
+        "tests.support.modulation_device:report", folder=str(small_checkpoint)
+    )
+    return found
+
+
+def test_while_denoising_the_device_has_the_tables_and_not_the_projections(told: dict[str, dict[str, int]]) -> None:
+    without, tables = told["projections with their blocks"], told["tables"]
+    small = PRESETS["small"]
+    projections = small.layers * (small.time + 1) * 18 * small.hidden * 4
+    held = modulation_table_bytes([1, 2, 2, 2], blocks=small.layers, width=small.hidden, element=4)
+    assert (tables["projections"], tables["tables"]) == (projections, held)
+    assert without["between"] - tables["between"] == projections - held
+    # A forward without tables makes one block's rows at a time.
+    row = modulation_table_bytes([2], blocks=1, width=small.hidden, element=4)
+    assert without["peak"] - tables["peak"] == projections - held + row
+    assert tables["moved"] == without["moved"]
+
+
+def test_offloaded_blocks_pass_without_their_projections(told: dict[str, dict[str, int]]) -> None:
+    without, tables = told["offload"], told["offload and tables"]
+    # Each step brings every block; the last one has brought the first ones of the next.
+    assert without["moved"] - tables["moved"] == (modulation_device.STEPS - 1) * tables["projections"]
+    per_block = tables["projections"] // PRESETS["small"].layers
+    assert without["between"] - tables["between"] == 2 * per_block - tables["tables"]
+
+
+def test_projections_that_got_no_tables_pass_through_their_own_slots(told: dict[str, dict[str, int]]) -> None:
+    streamed = told["tables above the budget"]
+    assert streamed["tables"] == 0
+    passes, inputs = divmod(streamed["moved"], streamed["projections"])
+    assert passes == modulation_device.LONG - 1
+    assert inputs < streamed["projections"] / 100
+    slots = 2 * streamed["projections"] // PRESETS["small"].layers
+    assert told["a long run"]["between"] - streamed["between"] == streamed["projections"] - slots
+
+
+def test_on_a_device_the_result_is_the_same_bit_for_bit_wherever_the_weights_lie(
+    told: dict[str, dict[str, int]],
+) -> None:
+    assert set(told) == {*modulation_device.CASES, *modulation_device.LONG_CASES}
+    assert {name: case["differing"] for name, case in told.items()} == dict.fromkeys(told, 0)
 
 
 def test_the_released_transformer_gives_up_two_fifths_of_its_weights_for_a_gigabyte_of_tables() -> None:
