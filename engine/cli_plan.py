@@ -37,6 +37,7 @@ _MEANT = ("ulysses_degree", "ring_degree", "tp_degree", "text_encoder_tp_degree"
 _PLANNED = (
     *_MEANT,
     "nproc_per_node",
+    "device",
     "dtype",
     "rank_weights",
     "resident_blocks",
@@ -165,7 +166,7 @@ def _setup(values: dict[str, Any], devices: Devices, model: ServedModel) -> Setu
         vae=vae,
         offload=resolve_offload(values),
         dtype="bf16" if values["dtype"] == "auto" else values["dtype"],
-        accelerator=True,
+        accelerator=values["device"] != "cpu",
         stages=tuple(values["stages"]),
     )
 

@@ -216,11 +216,20 @@ def component_of(request: RequestSize) -> dict[str, str]:
     }
 
 
+def in_short(plan: Plan) -> str:
+    """Return one line for a node: what the fullest rank takes of its device, at its tightest stage."""
+    stage = plan.tightest.tightest
+    budget = plan.hardware.device_bytes
+    room = "" if budget is None else f" of {bytes_in_words(budget)}"
+    return f"{bytes_in_words(stage.total)}{room} a rank at most, in {stage.stage}"
+
+
 def describe(plan: Plan) -> dict[str, Any]:
     """Return the plan as JSON, for ``/v1/info`` and ``h3-engine plan --json``; bytes and seconds."""
     request = plan.request
     return {
         "fits": plan.fits,
+        "summary": in_short(plan),
         "problems": list(plan.problems),
         "device_bytes": plan.hardware.device_bytes,
         "host_bytes": plan.hardware.host_bytes,

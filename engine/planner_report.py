@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .contract import geometry
-from .contract.words import bytes_in_words
 from .planner import Plan, RankPlan, StageMemory
 from .planner_search import Choice, options_of
 
@@ -110,14 +109,6 @@ def compare(choices: Sequence[Choice]) -> str:
     rest = len(choices) - _MOST
     more = [f"and {rest} more"] if rest > 0 else []
     return "\n".join(["Configurations, those that fit first, the fastest foremost:", *_aligned(rows), *more])
-
-
-def in_short(plan: Plan) -> str:
-    """Return one line for a node: what the fullest rank takes of its device, at its tightest stage."""
-    stage = plan.tightest.tightest
-    budget = plan.hardware.device_bytes
-    room = "" if budget is None else f" of {bytes_in_words(budget)}"
-    return f"{bytes_in_words(stage.total)}{room} a rank at most, in {stage.stage}"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
