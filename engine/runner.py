@@ -42,6 +42,7 @@ from .masking import Edit
 from .models.bundle import Models
 from .noise import NoiseShapes, NoiseWorker
 from .offload.modulation import Modulation
+from .offload.owner import ModelOwner
 from .outputs import Outputs
 from .packing import latent_grid
 from .parallel.agreement import CONSEQUENCE, Agreement
@@ -85,8 +86,18 @@ class JobResult:
 class JobRunner:
     """Runs jobs, one after the other, on what this rank holds."""
 
-    def __init__(self, models: Models, vaes: VaeCrew, mesh: Mesh, watchdog: Watchdog, modulation: Modulation) -> None:
+    def __init__(
+        self,
+        models: Models,
+        vaes: VaeCrew,
+        mesh: Mesh,
+        watchdog: Watchdog,
+        modulation: Modulation,
+        *,
+        owner: ModelOwner | None = None,
+    ) -> None:
         self._models = models
+        self._owner = owner
         self._vaes = vaes
         self._modulation = modulation
         self._mesh = mesh
@@ -109,6 +120,7 @@ class JobRunner:
             outputs,
             reuse=Reuse(message, outputs),
             modulation=self._modulation,
+            owner=self._owner,
         )
         # All ranks ended the previous job together.
         self._mesh.quiet = True
@@ -201,6 +213,7 @@ class _Job:
         *,
         reuse: Reuse,
         modulation: Modulation,
+        owner: ModelOwner | None,
     ) -> None:
         mesh = vaes.mesh
         self._models = models
@@ -212,7 +225,7 @@ class _Job:
         # Where the ranks' VAEs trade tiles, `crew.collect` says so.
         self._apart = {"decode_audio", "decode_video", "encode_media"}
         self._apart |= set() if mesh.teams else {"encode_prompt"}
-        self._ctx = StageContext(models, mesh.device, self._report, self._boundary, vaes, modulation)
+        self._ctx = StageContext(models, mesh.device, self._report, self._boundary, vaes, modulation, owner)
 
     def _boundary(self) -> None:
         """Meet the other ranks before a step of the stage that runs; see `StageContext.boundary`."""

@@ -33,8 +33,9 @@ from .devices import pick_device, pick_dtype, share_cores
 from .lifeline import die_with
 from .link import RankLink
 from .models.bundle import Models
-from .models.loading import load_models
+from .offload.host import share_host_copies
 from .offload.modulation import Modulation
+from .offload.owner import ModelOwner
 from .offload.storage import check_storage
 from .outputs import NoOutputs, Outputs, RelayOutputs
 from .parallel.collectives import collect_json
@@ -49,6 +50,7 @@ from .rank_options import CANNOT_START, PARTITIONS, WEIGHTED, RankOptions, resta
 from .runner import JobResult, JobRunner
 from .stacks_shares import kept_components, text_encoder_ranks
 from .vae.crew import VaeCrew, build_crew
+from .worker_weights import load_rank, take_over
 
 logger = logging.getLogger(__name__)
 
@@ -256,6 +258,9 @@ class Worker:
         models = self._together(self._load)
         if models is None:
             return 0
+        owner = take_over(models, self._options, self._copies, mesh=self._mesh, together=self._together)
+        if owner is None:
+            return 0
         for transformer in filter(None, (getattr(models, name) for name in PARTITIONS)):
             apply_sequence_parallel(
                 transformer,
@@ -265,10 +270,10 @@ class Worker:
             )
             if self._options.compile:
                 compile_blocks(transformer)
-        vaes = build_crew(models, self._mesh, self._options, rank_weights=self._options.rank_weights)
-        self._role.ready(self._info(models))
-        modulation = Modulation(self._options.modulation_tables_mb)
-        return self._serve(JobRunner(models, vaes, self._mesh, self._watchdog, modulation), vaes)
+        vaes = build_crew(models, self._mesh, self._options, rank_weights=self._options.rank_weights, others=owner.held)
+        self._role.ready(self._info(models, owner))
+        modulation = Modulation(self._options.modulation_tables_mb, projections=owner.projections)
+        return self._serve(JobRunner(models, vaes, self._mesh, self._watchdog, modulation, owner=owner), vaes)
 
     def _together(self, step: Callable[[], _T]) -> _T | None:
         """Return the result of ``step``; None on all ranks when it failed on one, which the controller is then told."""
@@ -315,23 +320,31 @@ class Worker:
             text_encoder_ranks=options.text_encoder_tp_degree,
             vae_on_one_rank=options.vae_on_one_rank,
         )
-        models = load_models(
+        self._copies = share_host_copies(options, keep, rank=mesh.layout.rank, device=self._device)
+        models = load_rank(
             checkpoint,
+            options,
+            self._copies,
+            keep=keep,
             device=self._device,
             dtype=dtype,
-            keep=keep,
             on_bytes=self._role.loading,
             divisions=divisions,
-            storage=options.block_storage,
         )
         for name in keep & divisions.keys():
             guard_collectives(getattr(models, name), mesh)
         return models
 
-    def _info(self, models: Models) -> dict[str, Any]:
+    def _info(self, models: Models, owner: ModelOwner) -> dict[str, Any]:
         layout = self._mesh.layout
         held = sum(held_bytes(getattr(models, name)) for name in WEIGHTED if getattr(models, name) is not None)
-        reports = collect_json({"pid": os.getpid(), "weight_bytes": held}, self._mesh)
+        report = {
+            "pid": os.getpid(),
+            "weight_bytes": held,
+            "device_weight_bytes": owner.device_bytes,
+            "host_copy_bytes": owner.host_bytes,
+        }
+        reports = collect_json(report, self._mesh)
         return {
             "device": self._device.type,
             "dtype": str(models.dtype).removeprefix("torch."),
@@ -339,7 +352,10 @@ class Worker:
             "ulysses_degree": layout.ulysses_degree,
             "backend": self._mesh.backend,
             "pids": [report["pid"] for report in reports],
-            "weight_bytes": [report["weight_bytes"] for report in reports],
+            **{
+                name: [report[name] for report in reports]
+                for name in ("weight_bytes", "device_weight_bytes", "host_copy_bytes")
+            },
         }
 
     def _serve(self, runner: JobRunner, vaes: VaeCrew) -> int:

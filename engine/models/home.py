@@ -56,10 +56,10 @@ def _wraps(tensor: torch.Tensor) -> bool:
     return is_traceable_wrapper_subclass(tensor)
 
 
-def _taken_apart(wrapper: Any) -> tuple[list[str], Any]:
-    """Return the names of the attributes that hold the tensors of ``wrapper``, and what else it is made of."""
+def _taken_apart(wrapper: Any) -> tuple[dict[str, Any], Any]:
+    """Return what ``wrapper`` is made of: by attribute, tensors and, in a DTensor, its mesh; and the rest."""
     keys, context = wrapper.__tensor_flatten__()
-    return keys, context
+    return {key: getattr(wrapper, key) for key in keys}, context
 
 
 def plain_parts(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -67,21 +67,22 @@ def plain_parts(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     if not _wraps(tensor):
         yield "", tensor.detach()
         return
-    keys, _ = _taken_apart(tensor)
-    for key in keys:
-        for name, part in plain_parts(getattr(tensor, key)):
-            yield f"{key}.{name}" if name else key, part
+    inner, _ = _taken_apart(tensor)
+    for key, value in inner.items():
+        if isinstance(value, torch.Tensor):
+            for name, part in plain_parts(value):
+                yield f"{key}.{name}" if name else key, part
 
 
 def rebuilt(tensor: torch.Tensor, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Return a tensor made like ``tensor`` of other plain ``parts``, by the names of `plain_parts`."""
     if not _wraps(tensor):
         return parts[""]
-    keys, context = _taken_apart(tensor)
-    inner = {}
-    for key in keys:
-        own = {name[len(key) + 1 :]: part for name, part in parts.items() if name.partition(".")[0] == key}
-        inner[key] = rebuilt(getattr(tensor, key), own)
+    inner, context = _taken_apart(tensor)
+    for key, value in inner.items():
+        if isinstance(value, torch.Tensor):
+            own = {name[len(key) + 1 :]: part for name, part in parts.items() if name.partition(".")[0] == key}
+            inner[key] = rebuilt(value, own)
     kind: Any = type(tensor)
     made: torch.Tensor = kind.__tensor_unflatten__(inner, context, tensor.size(), tensor.stride())
     return made

@@ -66,6 +66,7 @@ def load_models(
     on_bytes: OnBytes,
     divisions: Mapping[str, Division] = _NOTHING_DIVIDED,
     storage: str = "full",
+    from_host: frozenset[str] = frozenset(),
     elsewhere: Elsewhere = lambda component, tensor: False,
 ) -> Models:
     """Load the components in ``keep`` to ``device``; VAEs to the CPU, whence their owner (``vae.staging``) takes them.
@@ -76,6 +77,7 @@ def load_models(
         on_bytes: called after each tensor.
         divisions: how components are divided among ranks, by name; the others are loaded whole.
         storage: how the weights of `placement.is_reduced` are kept: ``full``, ``fp8`` or ``int8``.
+        from_host: components that are loaded to the CPU too, for an owner that brings them to the device.
         elsewhere: which tensors are not read and stay on the meta device, in the type that they would be kept in.
 
     Raises:
@@ -98,7 +100,7 @@ def load_models(
         models.load_processor = functools.partial(load_processor, processor)
     progress = _Progress(on_bytes, sum(part.bytes for part in built.values()))
     for name, part in built.items():
-        where = torch.device("cpu") if name in VAES else device
+        where = torch.device("cpu") if name in VAES or name in from_host else device
         setattr(models, name, part.fill(device=where, dtype=dtype, progress=progress))
     return models
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ..models.home import Home, Place, moved, places
-from ..placement import ComponentPlacement, Stream
+from ..placement import ComponentPlacement, Stream, unit_of
 from .source import HostMemory, HostUnit
 from .stream_sync import Copies
 from .streamer import StreamedUnit, Streamer
@@ -109,11 +109,8 @@ def _sort(model: nn.Module, placed: ComponentPlacement) -> dict[str, list[Place]
     streams = [*placed.streams, *([] if placed.modulation is None else [placed.modulation])]
     units: dict[str, list[Place]] = {unit.name: [] for stream in streams for unit in stream.units}
     for place in places(model):
-        parts = place.name.split(".")
-        # The longest name: a block's modulation lies in the block.
-        prefixes = (".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1))
-        unit = next((prefix for prefix in prefixes if prefix in units), None)
-        if unit is not None:
+        _, unit, _ = unit_of(placed.weights.name, place.name, modulation_apart=placed.modulation is not None)
+        if unit in units:
             units[unit].append(place)
     return units
 

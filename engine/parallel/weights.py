@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from ..models.home import local_bytes, plain_parts, rebuilt
 from ..models.pieces import Division, Piece
 from ..rank_options import PARTITIONS
 from ..stacks_shares import TEXT_ENCODER, TRANSFORMER, Split, TensorPlan, text_encoder_ranks
@@ -77,14 +78,17 @@ class WeightDivision:
         if like is None:
             return local
         assert like.to_local().shape == local.shape, (name, like.to_local().shape, local.shape)
-        return DTensor.from_local(
-            local.contiguous(),
+        local = local.contiguous()
+        # torch would move it to the mesh's device; it may rest on the host, and come to the device in parts.
+        empty = DTensor.from_local(
+            torch.empty_like(local, device="meta"),
             like.device_mesh,
             like.placements,
             run_check=False,
             shape=like.shape,
             stride=like.stride(),
         )
+        return rebuilt(empty, dict.fromkeys((name for name, _ in plain_parts(empty)), local))
 
 
 def _shard_blocks(model: nn.Module, stacks: tuple[str, ...], mesh: DeviceMesh) -> None:
@@ -152,8 +156,4 @@ def weight_meshes(
 
 def held_bytes(model: nn.Module) -> int:
     """Return the bytes of weights that this rank holds between forwards."""
-    return sum(_local(parameter).nbytes for parameter in model.parameters())
-
-
-def _local(parameter: torch.Tensor) -> torch.Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return sum(local_bytes(parameter) for parameter in model.parameters())

@@ -9,7 +9,7 @@ record is kept all the same. Raises `JobError` ``out_of_memory`` naming what hol
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,6 @@ import torch
 from ..devices_memory import attempt, exhausted, free_caches
 from ..models.bundle import VAES, Models
 from ..models.home import Home, plain_parts
-from ..rank_options import WEIGHTED
 
 logger = logging.getLogger(__name__)
 
@@ -28,13 +27,23 @@ HOME = torch.device("cpu")
 class VaeStaging:
     """Both VAEs of one rank; one that it does not hold is None."""
 
-    def __init__(self, models: Models, device: torch.device, *, rank: int, resident: bool) -> None:
+    def __init__(
+        self,
+        models: Models,
+        device: torch.device,
+        *,
+        rank: int,
+        resident: bool,
+        others: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
         """Take over the VAEs of ``models``, which were loaded to `HOME`.
 
         Args:
             resident: keep both on the device, if they fit.
+            others: says how many bytes of the device other weights take, by component.
         """
         self._models = models
+        self._others = others
         self._device = device
         self._rank = rank
         self._homes = {name: Home(model) for name in VAES if (model := getattr(models, name)) is not None}
@@ -81,11 +90,10 @@ class VaeStaging:
 
     def held(self) -> dict[str, int]:
         """Return the bytes of weights on the device, by component."""
-        found = {}
-        for name in WEIGHTED:
+        found = dict(self._others())
+        for name in self._homes:
             model = getattr(self._models, name)
-            if model is not None:
-                found[name] = sum(_bytes_on(parameter, self._device) for parameter in model.parameters())
+            found[name] = sum(_bytes_on(parameter, self._device) for parameter in model.parameters())
         return found
 
     def _bring_in(self, name: str, stage: str) -> None:

@@ -1,0 +1,106 @@
+"""How a rank comes by its weights: what is read and whither, whose copies they are, and who owns them afterwards.
+
+All ranks call both functions together: host copies are made by one rank and mapped by others in two turns
+(`offload.host`). Raises `ConfigError`, `JobError` ``out_of_memory``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar
+
+import torch
+
+from .checkpoint import Checkpoint
+from .models.bundle import Models
+from .models.loading import OnBytes, load_models
+from .models.pieces import Division
+from .offload.host import HostCopies, read_elsewhere
+from .offload.owner import OWNED, ModelOwner, device_budget, weights_of
+from .parallel.mesh import Mesh
+from .placement import Needs, plan_placement
+from .placement_modulation import keeps_modulation_apart
+from .rank_options import PARTITIONS, RankOptions
+from .stacks import family_of
+
+_T = TypeVar("_T")
+
+
+class Together(Protocol):
+    """Runs a step on all ranks; None on all of them when it failed on one."""
+
+    def __call__(self, step: Callable[[], _T]) -> _T | None:
+        """Return what ``step`` returns."""
+        ...
+
+
+def from_host(options: RankOptions) -> frozenset[str]:
+    """Return the components that are read to the host, from where their owner brings them to the device."""
+    offloaded = {name for name in OWNED if family_of(name) in options.offload}
+    apart = keeps_modulation_apart(
+        modulation_tables_mb=options.modulation_tables_mb, shard_weights=options.shard_weights
+    )
+    return frozenset(offloaded | (set(PARTITIONS) if apart else set()))
+
+
+def load_rank(
+    checkpoint: Checkpoint,
+    options: RankOptions,
+    copies: HostCopies,
+    *,
+    keep: frozenset[str],
+    device: torch.device,
+    dtype: torch.dtype,
+    on_bytes: OnBytes,
+    divisions: Mapping[str, Division],
+) -> Models:
+    """Load the components ``keep``; what another rank's copy holds is not read. See `load_models`."""
+    return load_models(
+        checkpoint,
+        device=device,
+        dtype=dtype,
+        keep=keep,
+        on_bytes=on_bytes,
+        divisions=divisions,
+        storage=options.block_storage,
+        from_host=from_host(options),
+        elsewhere=functools.partial(read_elsewhere, copies, options),
+    )
+
+
+def take_over(
+    models: Models,
+    options: RankOptions,
+    copies: HostCopies,
+    *,
+    mesh: Mesh,
+    together: Together,
+) -> ModelOwner | None:
+    """Return the owner of the weights of ``models``; None on all ranks when it failed on one."""
+    owners: list[ModelOwner] = []
+
+    def own() -> bool:
+        weights = weights_of(models, options)
+        budget = device_budget(options, mesh.device)
+        placement = plan_placement(weights, options, budget=budget, needs=estimated_needs(models, options))
+        owners.append(ModelOwner(models, placement, mesh.device, copies, rank=mesh.layout.rank))
+        return True
+
+    def tell() -> bool:
+        copies.tell(mesh)
+        return True
+
+    for turn in (own if not copies.waits else bool, tell, own if copies.waits else bool):
+        if together(turn) is None:
+            return None
+    copies.close()
+    return owners[0]
+
+
+def estimated_needs(models: Models, options: RankOptions) -> Needs:
+    """Return what the device must hold besides the weights that are placed.
+
+    Nothing is foreseen yet: resident blocks that are to be found (``--resident-blocks auto``) fill the budget.
+    """
+    return Needs({})
