@@ -92,6 +92,7 @@ def load(
     divisions: Any = None,
     storage: str = "full",
     dtype: torch.dtype = torch.float32,
+    elsewhere: loading.Elsewhere = lambda component, tensor: False,
 ) -> tuple[Models, int]:
     """Return a component and the bytes that loading it said to have read."""
     told: list[int] = []
@@ -103,6 +104,7 @@ def load(
         on_bytes=lambda name, done, total: told.append(done) or told.append(total),  # type: ignore[func-returns-value]
         divisions=divisions or {},
         storage=storage,
+        elsewhere=elsewhere,
     )
     assert told[-2] == told[-1]
     return models, told[-1]

@@ -1,0 +1,215 @@
+"""Host copies that ranks share: one for each distinct part, read once, gone with the last rank, however it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine import shared_memory
+from engine.contract.errors import ConfigError
+from engine.offload import host
+from engine.offload.host import HostCopies, share_host_copies
+from engine.placement import holders, is_copied
+from engine.rank_options import ParallelOptions, RankOptions
+from engine.shared_memory import SharedFile, why_not_shared
+from tests.support.host_copies_ranks import BIG
+from tests.support.rank_group import run_on_ranks
+
+CPU = torch.device("cpu")
+SMALL = 2 * 10**6
+"""Bytes by which what else a rank holds may differ while it is measured."""
+STREAMED = ("streamed", "some resident", "fp8", "int8", "modulation alone")
+Found = list[dict[str, Any]]
+
+
+def _measure(function: str, ranks: int, model: Path, folder: Path) -> Found:
+    (folder / "model").symlink_to(model)
+    run_on_ranks(f"tests.support.host_copies_ranks:{function}", ranks=ranks, folder=folder, timeout=280)
+    found: Found = json.loads((folder / "found.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def two(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What each of two ranks measured, by case."""
+    return _measure("two", 2, tiny_checkpoint, tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def four(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What each of four ranks measured, by case."""
+    return _measure("four", 4, tiny_checkpoint, tmp_path_factory.mktemp("four"))
+
+
+@pytest.mark.ranks
+def test_two_ranks_that_share_a_copy_hold_it_once_and_otherwise_twice(two: Found) -> None:
+    together, apart = (sum(found[name]["taken"] for found in two) for name in ("shared", "own"))
+    assert abs(together - BIG) < SMALL
+    assert abs(apart - 2 * BIG) < SMALL
+    assert [found["shared"]["waits"] for found in two] == [False, True]
+    assert all(found[name]["right"] for found in two for name in ("shared", "own"))
+
+
+@pytest.mark.ranks
+def test_four_ranks_hold_one_copy(four: Found) -> None:
+    assert abs(sum(found["shared"]["taken"] for found in four) - BIG) < 2 * SMALL
+    assert all(found["shared"]["right"] for found in four)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", STREAMED)
+def test_results_do_not_depend_on_who_has_the_copy(two: Found, name: str) -> None:
+    for found in two:
+        assert found[name]["off own"] == 0
+        assert found[name]["off resident"] < 1e-5
+    assert two[0][name]["sums"] == two[1][name]["sums"] != {}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("name", STREAMED)
+def test_the_rank_that_maps_a_copy_reads_nothing_of_it(two: Found, name: str) -> None:
+    first, second = (found[name] for found in two)
+    assert first["meta"] == second["meta"] == []
+    assert second["read"] < first["read"]
+    if name != "modulation alone":
+        # The rotary frequencies are computed, not read.
+        assert second["read"] == second["outside"] - 8
+
+
+@pytest.mark.ranks
+def test_distinct_parts_are_not_shared(four: Found) -> None:
+    sums = [found["parts"]["sums"] for found in four]
+    assert sums[0] == sums[2] != sums[1] == sums[3]
+    blocks = [unit for unit in sums[0] if unit.startswith("transformer_blocks")]
+    assert len(blocks) == 4
+    assert all(sums[0][unit] != sums[1][unit] for unit in blocks)
+    reads = [found["parts"]["read"] for found in four]
+    assert reads[2] < reads[0] / 2
+    assert reads[3] < reads[1] / 2
+    for found in four:
+        assert found["parts"]["off own"] == 0
+        assert found["parts"]["off resident"] < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("layout", "transformer", "text"),
+    [
+        (ParallelOptions(ulysses_degree=1), ((0,),), ((0,),)),
+        (ParallelOptions(ulysses_degree=4), ((0, 1, 2, 3),), ((0,),)),
+        (ParallelOptions(ulysses_degree=2, ring_degree=2), ((0, 1, 2, 3),), ((0,),)),
+        (ParallelOptions(ulysses_degree=2, tp_degree=2, text_encoder_tp_degree=2), ((0, 2), (1, 3)), ((0,), (1,))),
+        (ParallelOptions(ulysses_degree=2, shard_weights=True), ((0,), (1,)), ((0,),)),
+    ],
+)
+def test_ranks_share_a_component_where_they_hold_the_same_part_of_it(
+    layout: ParallelOptions, transformer: tuple[Any, ...], text: tuple[Any, ...]
+) -> None:
+    assert holders("transformer", layout) == holders("transformer_ref", layout) == transformer
+    assert holders("text_encoder", layout) == text
+
+
+def test_what_is_copied_are_blocks_that_stream_and_modulation_that_is_apart() -> None:
+    block, modulation = "transformer_blocks.1.ff.net.2.weight", "transformer_blocks.1.adaln_proj.linear.bias"
+
+    def copied(tensor: str, *families: str, apart: bool) -> bool:
+        return is_copied("transformer", tensor, offload=families, modulation_apart=apart)
+
+    assert copied(block, "dit", apart=False)
+    assert copied(modulation, "dit", apart=False)
+    assert copied(modulation, apart=True)
+    assert not copied(block, apart=True)
+    assert not copied(modulation, "text_encoder", apart=False)
+    assert not copied("proj_in.weight", "dit", apart=True)
+
+
+def _options(**more: Any) -> RankOptions:
+    given = {"ulysses_degree": 2, "device": "cpu", "dtype": "fp32", "stages": (), "link": "", "data_timeout": 60}
+    return RankOptions(model="", **(given | more))
+
+
+def test_where_memory_cannot_be_shared_each_rank_keeps_its_own_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def absent(*_: object) -> int:
+        raise OSError("memfd_create is not allowed")
+
+    monkeypatch.setattr(shared_memory.os, "memfd_create", absent)
+    assert why_not_shared() == "memfd_create is not allowed"
+    copies = share_host_copies(_options(), ("transformer", "vae"), rank=1, device=CPU)
+    assert "each rank keeps its own host copy" in caplog.text
+    assert "memfd_create is not allowed" in caplog.text
+    assert not copies.waits
+    assert not copies.made_elsewhere("transformer")
+    flat, filled = copies.take("transformer/transformer_blocks.0", 100)
+    assert (flat.shape, flat.dtype, filled) == ((100,), torch.uint8, False)
+
+
+def test_own_copies_by_option_are_no_cause_for_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    assert not share_host_copies(_options(host_copies="own"), ("transformer",), rank=1, device=CPU).waits
+    assert share_host_copies(_options(), ("transformer",), rank=1, device=CPU).waits
+    assert caplog.text == ""
+
+
+def test_a_copy_that_cannot_be_made_names_the_option_that_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = HostCopies({"transformer": 0}, rank=0, device=CPU)
+
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(host.SharedFile, "append", full)
+    with pytest.raises(ConfigError) as caught:
+        copies.take("transformer/transformer_blocks.0", 100)
+    assert (caught.value.code, caught.value.field, caught.value.value) == ("start_failed", "host_copies", "shared")
+    assert "No space left on device" in caught.value.message
+    assert "--host-copies own" in str(caught.value.remedy)
+
+
+MAKER = """
+import json, sys
+from engine.shared_memory import SharedFile
+file = SharedFile()
+parts = [file.append(5000) for _ in range(2)]
+for (_, memory), letter in zip(parts, b"ab"):
+    memory[:] = bytes([letter]) * 5000
+print(json.dumps([file.address, [offset for offset, _ in parts]]), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_maker_that_is_killed_leaves_nothing_behind_but_what_others_mapped(root: Path) -> None:
+    names = set(os.listdir("/dev/shm"))
+    maker = subprocess.Popen([sys.executable, "-c", MAKER], cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert maker.stdout is not None
+    try:
+        address, offsets = json.loads(maker.stdout.readline())
+        file = SharedFile.of(tuple(address))
+        mapped = [file.map(offset, 5000) for offset in offsets]
+        file.close()
+    finally:
+        maker.send_signal(signal.SIGKILL)
+        maker.communicate()
+    assert offsets[1] % os.sysconf("SC_PAGE_SIZE") == 0
+    assert [bytes(memory) for memory in mapped] == [b"a" * 5000, b"b" * 5000]
+    with pytest.raises(FileNotFoundError):
+        SharedFile.of(tuple(address))
+    assert not {name for name in set(os.listdir("/dev/shm")) - names if "h3-engine" in name}
+
+
+def test_nobody_opens_a_copy_once_its_file_is_closed() -> None:
+    file = SharedFile()
+    _, memory = file.append(100)
+    address = file.address
+    assert Path(f"/proc/{address[0]}/fd/{address[1]}").stat().st_mode & 0o777 == 0o600
+    file.close()
+    memory[:3] = b"abc"
+    assert memory[:4] == b"abc\0"
+    with pytest.raises(OSError, match=str(address[1])):
+        SharedFile.of(address)
