@@ -1,16 +1,28 @@
-"""Bytes that each stage of a run takes on a rank's device besides the weights; from sizes alone.
+"""Bytes that each stage of a run takes on a rank's device besides its weights; from sizes alone.
 
-Signatures; the closed forms follow.
+Promise: the peaks are walks through the code that runs (`planner_walk`), within 15% of what is allocated; what each
+holds is said where it is walked. Not counted: what a device's driver and libraries take for themselves, and what an
+allocator loses between tensors. Torch-free; raises nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from .placement import ComponentWeights, Needs
+from .placement import ComponentWeights, Needs, Stream
+from .placement_modulation import keeps_modulation_apart, modulation_table_bytes
+from .planner_activations_sound import decode_sound_peak, encode_sound_peak
+from .planner_activations_text import text_encoder_peak
+from .planner_activations_transformer import RankRows, transformer_peak, transformer_sizes
+from .planner_activations_vae import decode_peak, decode_workspace, encode_peak
 from .planner_request import RequestSize
-from .planner_weights import ServedModel, Setup
+from .planner_weights import ServedModel, Setup, gathered_bytes, held_bytes, rank_tensors, rank_weights
+from .rank_options import PARTITIONS
+from .stacks import FAMILIES
+
+_ANSWERING = 0
+_MEGABYTE = 10**6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,11 +31,11 @@ class StageBytes:
 
     Attributes:
         activations: what its model's forward allocates, keys and values of other ranks apart.
-        remote: keys and values of other ranks (Ulysses, ring), with the buffers in which they come.
-        tables: modulation tables, and the modulation's buffers where there are none.
+        remote: keys and values of other ranks (Ulysses, ring) that are held at once.
+        tables: modulation tables, or the modulation's buffers.
         gathered: blocks of weights that are gathered for the time of their forward (`shard_weights`).
         vae: weights of the VAE that is brought in for the stage; 0 where the VAEs stay.
-        workspace: gather buffers of tiles.
+        workspace: gather buffers of tiles, in use or kept since the last video.
     """
 
     activations: int = 0
@@ -41,12 +53,13 @@ class StageBytes:
 
 def rank_stages(model: ServedModel, setup: Setup, rank: int, request: RequestSize) -> dict[str, StageBytes]:
     """Return what each served stage of ``request`` takes on ``rank``, by the stage's name, in the order of a run."""
-    raise NotImplementedError
+    return _stages(model, setup, rank, request, rank_weights(model, setup, rank))
 
 
 def always_bytes(model: ServedModel, setup: Setup, rank: int) -> int:
-    """Return what is taken at all times: VAEs that stay, gather buffers that are kept."""
-    raise NotImplementedError
+    """Return what is taken at all times besides `rank_stages`: VAEs that stay."""
+    held = setup.components(model, rank) if setup.vae.vae_resident else ()
+    return sum(held_bytes(rank_tensors(model, setup, name)) for name in held if name in FAMILIES["vae"])
 
 
 def rank_needs(
@@ -57,4 +70,117 @@ def rank_needs(
     Args:
         weights: see `rank_weights`.
     """
-    raise NotImplementedError
+    stages = {name: stage.total for name, stage in _stages(model, setup, rank, request, weights).items()}
+    denoise = stages.pop("denoise", 0)
+    running = {"text_encoder": stages.pop("encode_prompt", 0), **dict.fromkeys(PARTITIONS, denoise)}
+    return Needs(
+        {name: size for name, size in running.items() if name in weights},
+        between=max(stages.values(), default=0),
+        always=always_bytes(model, setup, rank),
+    )
+
+
+def _stages(
+    model: ServedModel,
+    setup: Setup,
+    rank: int,
+    request: RequestSize,
+    weights: Mapping[str, ComponentWeights],
+) -> dict[str, StageBytes]:
+    using, kept = _workspace(model, setup, rank, request)
+    made: dict[str, StageBytes] = {}
+    for stage in setup.stages:
+        if stage == "encode_prompt":
+            there = "text_encoder" in weights
+            peak = text_encoder_peak(model, setup, request) if there else 0
+            made[stage] = StageBytes(activations=peak, workspace=kept)
+        elif stage == "encode_media":
+            choices = [StageBytes(workspace=kept), *_encodings(model, setup, rank, request, weights, kept=kept)]
+            made[stage] = max(choices, key=lambda choice: choice.total)
+        elif stage == "denoise":
+            made[stage] = _denoise(model, setup, rank, request, weights, kept=kept)
+        elif stage == "decode_audio":
+            there = "audio_vae" in weights
+            peak = decode_sound_peak(model, request.audio_latents) if there else 0
+            made[stage] = StageBytes(activations=peak, vae=_vae(setup, weights, "audio_vae"), workspace=kept)
+        else:
+            there = "vae" in weights
+            peak = decode_peak(model, setup, rank, request) if there else 0
+            made[stage] = StageBytes(activations=peak, vae=_vae(setup, weights, "vae"), workspace=using)
+    return made
+
+
+def _denoise(
+    model: ServedModel,
+    setup: Setup,
+    rank: int,
+    request: RequestSize,
+    weights: Mapping[str, ComponentWeights],
+    *,
+    kept: int,
+) -> StageBytes:
+    rows = RankRows.of(model, setup, rank, request)
+    sizes = transformer_sizes(model)
+    name = next(name for name in PARTITIONS if name in weights)
+    item = 4 if setup.dtype == "fp32" else 2
+    tables = _tables(model, setup, request)
+    buffers = Stream(weights[name].modulation, frozenset()).device_bytes
+    peak = transformer_peak(model, setup, request, rows, tables=tables > 0)
+    remote = min(peak, rows.remote_bytes(sizes.head_dim * item))
+    # Tables are made before the first forward, out of the buffers; without tables the buffers are there in each.
+    modulation = tables + max(0, buffers - peak) if tables else buffers
+    return StageBytes(
+        activations=peak - remote,
+        remote=remote,
+        tables=modulation,
+        gathered=gathered_bytes(model, setup, name),
+        workspace=kept,
+    )
+
+
+def _tables(model: ServedModel, setup: Setup, request: RequestSize) -> int:
+    """Return the bytes of a run's modulation tables; 0: there are none. Of an edit, those of a run without masks."""
+    allowed = setup.offload.modulation_tables_mb
+    if not keeps_modulation_apart(modulation_tables_mb=allowed, shard_weights=setup.parallel.shard_weights):
+        return 0
+    sizes = transformer_sizes(model)
+    size = modulation_table_bytes(
+        [request.levels - request.mask_levels] * request.steps,
+        blocks=sizes.layers,
+        width=sizes.hidden,
+        element=4 if setup.dtype == "fp32" else 2,
+    )
+    return size if size <= allowed * _MEGABYTE else 0
+
+
+def _encodings(
+    model: ServedModel,
+    setup: Setup,
+    rank: int,
+    request: RequestSize,
+    weights: Mapping[str, ComponentWeights],
+    *,
+    kept: int,
+) -> Iterator[StageBytes]:
+    """Yield what encoding each of the request's media takes; a VAE comes in on every rank that holds it."""
+    works = rank == _ANSWERING or setup.vae.media_encode != "leader"
+    for medium in request.media:
+        if medium.video is not None and "vae" in weights:
+            peak = encode_peak(model, setup, rank, medium) if works else 0
+            yield StageBytes(activations=peak, vae=_vae(setup, weights, "vae"), workspace=kept)
+        if medium.audio and "audio_vae" in weights:
+            peak = encode_sound_peak(model, medium.audio)
+            yield StageBytes(activations=peak, vae=_vae(setup, weights, "audio_vae"), workspace=kept)
+
+
+def _workspace(model: ServedModel, setup: Setup, rank: int, request: RequestSize) -> tuple[int, int]:
+    """Return the bytes of gather buffers while pictures are decoded, and at other times."""
+    if "decode_video" not in setup.stages or "vae" not in setup.components(model, rank):
+        return 0, 0
+    using = decode_workspace(model, setup, rank, request)
+    fits = using <= setup.vae.gather_workspace_mb * _MEGABYTE
+    return using, using if fits and not setup.vae.release_gather_workspace else 0
+
+
+def _vae(setup: Setup, weights: Mapping[str, ComponentWeights], name: str) -> int:
+    return weights[name].bytes if name in weights and not setup.vae.vae_resident else 0

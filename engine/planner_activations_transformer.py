@@ -15,6 +15,7 @@ from .planner_request import AUDIO, PADDING, TEXT, VIDEO, RequestSize, count_row
 from .planner_sizes import TransformerSizes
 from .planner_walk import Walk
 from .planner_weights import ServedModel, Setup
+from .rank_options import PARTITIONS
 
 _FP32 = 4
 _INT64 = 8
@@ -74,7 +75,7 @@ class RankRows:
         ulysses, valid = parallel.ulysses_degree, rows.valid
         groups = [valid[first : first + ulysses] for first in range(0, len(valid), ulysses)]
         shares = tuple(sum(weights[place::ulysses]) for place in range(ulysses))
-        heads = TransformerSizes.of(_config(model)).heads // parallel.tp_degree
+        heads = transformer_sizes(model).heads // parallel.tp_degree
         return cls(
             mine=rows.counts[layout.sequence_index],
             valid=valid[layout.sequence_index],
@@ -106,8 +107,8 @@ class RankRows:
         return 2 * heads * row_head * (sum(self.ulysses_rows) - own + _two_blocks(self.ring_blocks, self.ring_index))
 
 
-def transformer_peak(model: ServedModel, setup: Setup, rows: RankRows, *, tables: bool) -> int:
-    """Return the bytes that one forward allocates at its peak, its inputs on the device included.
+def transformer_peak(model: ServedModel, setup: Setup, request: RequestSize, rows: RankRows, *, tables: bool) -> int:
+    """Return the bytes that one forward of a run allocates at its peak, its inputs and the run's state included.
 
     With many rows that is at a block's gated feed-forward: beside the block's input, its middle state and what
     attention gave (1 each, in units of rows x width) stand the normed rows (1), both halves of the inner layer, the
@@ -118,14 +119,15 @@ def transformer_peak(model: ServedModel, setup: Setup, rows: RankRows, *, tables
         tables: whether the modulation comes from tables, so that no projection's result is allocated.
     """
     walk = Walk()
-    _Forward(walk, TransformerSizes.of(_config(model)), setup, rows, tables=tables).run()
+    # What moves and the velocity of the step before; beside conditions what is shown; of an edit source and masks too.
+    states = 2 + bool(request.media) + (4 if request.mask_levels else 0)
+    _Forward(walk, transformer_sizes(model), setup, rows, tables=tables).run(states)
     return walk.peak
 
 
-def _config(model: ServedModel) -> dict[str, object]:
-    """Return the configuration of the transformers, which are alike."""
-    name = next(name for name in model.configs if name.startswith("transformer"))
-    return dict(model.configs[name])
+def transformer_sizes(model: ServedModel) -> TransformerSizes:
+    """Return the widths of the transformers, which are alike."""
+    return TransformerSizes.of(next(model.configs[name] for name in PARTITIONS if name in model.configs))
 
 
 def _two_blocks(blocks: Sequence[int], own: int) -> int:
@@ -145,11 +147,11 @@ class _Forward:
         self._tp = setup.parallel.tp_degree
         self._tables = tables
 
-    def run(self) -> None:
-        """Walk."""
+    def run(self, states: int) -> None:
+        """Walk, with all rows of latents ``states`` times on the device."""
         rows, sizes, walk = self._rows, self._sizes, self._walk
         packed = rows.mine * sizes.hidden * self._item
-        with walk.holding(*self._inputs(), *self._rotary()):
+        with walk.holding(*self._inputs(states), *self._rotary()):
             pictures, sound = (count * sizes.hidden * _FP32 for count in (rows.video, rows.audio))
             with walk.holding(pictures, sound):
                 self._refine_text()
@@ -160,14 +162,14 @@ class _Forward:
                         self._block()
                     self._leave(packed)
 
-    def _inputs(self) -> tuple[int, ...]:
+    def _inputs(self, states: int) -> tuple[int, ...]:
         """The rows of latents, which every rank has whole, and of them its own; the text; what is known of each row."""
         rows, sizes = self._rows, self._sizes
         whole = (rows.whole_video * sizes.video_width + rows.whole_audio * sizes.audio_width) * _FP32
         own = (rows.video * sizes.video_width + rows.audio * sizes.audio_width) * _FP32 if rows.shared else 0
         # Positions, tag, time and place of each row, and the row of the modulation table that it takes.
         known = rows.total * (3 * _INT64 + 3 * _INT64) + rows.mine * _INT64
-        return whole, own, rows.whole_text * sizes.text_dim * self._item, known
+        return states * whole, own, rows.whole_text * sizes.text_dim * self._item, known
 
     def _rotary(self) -> tuple[int, int]:
         """Cosines and sines, and where they are cast the cast ones of the query at hand."""
@@ -271,7 +273,7 @@ class _Forward:
         walk.at_once(exact, 0 if result == exact else result)
 
     def _leave(self, packed: int) -> None:
-        """The output norm modulates as blocks do; both heads run over every row in fp32. The gathered outputs are whole."""
+        """The output norm modulates as blocks do; both heads run over every row, in fp32."""
         rows, sizes, walk = self._rows, self._sizes, self._walk
         with walk.holding(packed):
             with walk.holding(packed):

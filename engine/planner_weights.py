@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 
 from .checkpoint import Checkpoint, needed_components
 from .contract.limits import ModelFacts
@@ -27,9 +28,9 @@ from .stacks_shares import TEXT_ENCODER, TRANSFORMER, Split, TensorPlan, kept_co
 _PLANS: Mapping[str, TensorPlan] = {**dict.fromkeys(PARTITIONS, TRANSFORMER), "text_encoder": TEXT_ENCODER}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ServedModel:
-    """What is loaded of a checkpoint.
+    """What is loaded of a checkpoint; compared by identity.
 
     Attributes:
         configs: the ``config.json`` of each component with weights, by name.
@@ -51,9 +52,13 @@ class ServedModel:
             checkpoint.facts,
         )
 
-    def shapes(self, name: str) -> dict[str, Shape]:
-        """Return the shapes of the tensors of the component ``name``."""
-        return component_shapes(name, self.configs[name], left_out=self.left_out.get(name, ()))
+    @cached_property
+    def shapes(self) -> Mapping[str, Mapping[str, Shape]]:
+        """The shapes of all tensors of each component."""
+        return {
+            name: component_shapes(name, config, left_out=self.left_out.get(name, ()))
+            for name, config in self.configs.items()
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,30 +107,40 @@ class Setup:
         return self.parallel.sequence_degree if shared else 1
 
 
-def rank_tensors(model: ServedModel, setup: Setup, component: str) -> dict[str, Held]:
+@dataclass(frozen=True)
+class _Share:
+    """A rank's part of a component: among how many ranks layers are divided and blocks shared out, and types."""
+
+    divided: int
+    shared: int
+    dtype: str
+    storage: str
+    apart: bool
+
+
+def _share(setup: Setup, component: str) -> _Share:
+    return _Share(
+        setup.tensor_ranks(component),
+        setup.shard_ranks(component),
+        setup.dtype,
+        setup.offload.block_storage,
+        keeps_modulation_apart(
+            modulation_tables_mb=setup.offload.modulation_tables_mb, shard_weights=setup.parallel.shard_weights
+        ),
+    )
+
+
+def rank_tensors(model: ServedModel, setup: Setup, component: str) -> Mapping[str, Held]:
     """Return what a rank that holds ``component``, or a part of it, holds of each tensor; alike on all those ranks.
 
     Of a weight in reduced precision, its scales are named after it.
     """
-    found: dict[str, Held] = {}
-    for name, shape in model.shapes(component).items():
-        part = _part(setup, component, name, shape)
-        dtype = "fp32" if is_computed(name) else compute_dtype(component, name, setup.dtype)
-        first, *scales = stored(component, name, part, dtype, setup.offload.block_storage)
-        found[name] = first
-        found |= {f"{name}.{number}": scale for number, scale in enumerate(scales)}
-    return found
+    return _tensors(model, component, _share(setup, component))
 
 
 def rank_weights(model: ServedModel, setup: Setup, rank: int) -> dict[str, ComponentWeights]:
     """Return the weights of each component that ``rank`` holds; of the VAEs all is outside stacks."""
-    apart = keeps_modulation_apart(
-        modulation_tables_mb=setup.offload.modulation_tables_mb, shard_weights=setup.parallel.shard_weights
-    )
-    return {
-        name: component_weights(name, rank_tensors(model, setup, name), modulation_apart=apart)
-        for name in setup.components(model, rank)
-    }
+    return {name: _weights(model, name, _share(setup, name)) for name in setup.components(model, rank)}
 
 
 def gathered_bytes(model: ServedModel, setup: Setup, component: str) -> int:
@@ -133,31 +148,55 @@ def gathered_bytes(model: ServedModel, setup: Setup, component: str) -> int:
 
     torch's `fully_shard` holds the largest block's matrices twice: as they arrived from all ranks, and put together.
     """
-    ranks = setup.shard_ranks(component)
-    if ranks == 1:
+    share = _share(setup, component)
+    if share.shared == 1:
         return 0
-    whole = dataclasses.replace(setup, parallel=dataclasses.replace(setup.parallel, shard_weights=False))
     blocks: dict[str, int] = {}
-    for name, held in rank_tensors(model, whole, component).items():
-        stack = next((stack for stack in STACKS[component] if name.startswith(f"{stack}.")), None)
+    for name, held in _tensors(model, component, dataclasses.replace(share, shared=1)).items():
+        stack = _stack(component, name)
         if stack is not None and len(held.shape) > 1:
             block = f"{stack}.{name[len(stack) + 1 :].partition('.')[0]}"
-            padded = -(-held.shape[0] // ranks) * ranks * held.bytes // held.shape[0]
+            padded = -(-held.shape[0] // share.shared) * share.shared * held.bytes // held.shape[0]
             blocks[block] = blocks.get(block, 0) + padded
     return 2 * max(blocks.values())
 
 
-def _part(setup: Setup, component: str, name: str, shape: Shape) -> Shape:
+def held_bytes(tensors: Mapping[str, Held]) -> int:
+    """Return the bytes of all ``tensors``."""
+    return sum(held.bytes for held in tensors.values())
+
+
+# A search tries hundreds of configurations, whose shares of a component are few.
+@lru_cache(maxsize=128)
+def _weights(model: ServedModel, component: str, share: _Share) -> ComponentWeights:
+    return component_weights(component, _tensors(model, component, share), modulation_apart=share.apart)
+
+
+@lru_cache(maxsize=128)
+def _tensors(model: ServedModel, component: str, share: _Share) -> Mapping[str, Held]:
+    found: dict[str, Held] = {}
+    for name, shape in model.shapes[component].items():
+        dtype = "fp32" if is_computed(name) else compute_dtype(component, name, share.dtype)
+        first, *scales = stored(component, name, _part(component, share, name, shape), dtype, share.storage)
+        found[name] = first
+        found |= {f"{name}.{number}": scale for number, scale in enumerate(scales)}
+    return found
+
+
+def _part(component: str, share: _Share, name: str, shape: Shape) -> Shape:
     """Return the shape of a rank's part of a tensor; of shares in the order of rows, the longest."""
-    plan = _PLANS.get(component)
-    stack = next((stack for stack in STACKS.get(component, ()) if name.startswith(f"{stack}.")), None)
+    plan, stack = _PLANS.get(component), _stack(component, name)
     if plan is None or stack is None:
         return shape
     split = _split(plan, stack, name)
-    if split is not None and setup.tensor_ranks(component) > 1:
-        shape = _divide(shape, split.dim, setup.tensor_ranks(component))
-    shared = setup.shard_ranks(component) > 1 and len(shape) > 1
-    return (-(-shape[0] // setup.shard_ranks(component)), *shape[1:]) if shared else shape
+    if split is not None and share.divided > 1:
+        shape = _divide(shape, split.dim, share.divided)
+    return (-(-shape[0] // share.shared), *shape[1:]) if share.shared > 1 and len(shape) > 1 else shape
+
+
+def _stack(component: str, name: str) -> str | None:
+    """Return the stack that the tensor ``name`` belongs to."""
+    return next((stack for stack in STACKS.get(component, ()) if name.startswith(f"{stack}.")), None)
 
 
 def _split(plan: TensorPlan, stack: str, name: str) -> Split | None:
@@ -173,8 +212,3 @@ def _divide(shape: Shape, dim: int, ranks: int) -> Shape:
     if dim >= len(shape):
         return shape
     return (*shape[:dim], shape[dim] // ranks, *shape[dim + 1 :])
-
-
-def held_bytes(tensors: Mapping[str, Held]) -> int:
-    """Return the bytes of all ``tensors``."""
-    return sum(held.bytes for held in tensors.values())

@@ -55,7 +55,7 @@ def _key(tensor: torch.Tensor) -> int:
 
 
 class FusedAttention(TorchFunctionMode):
-    """Attention by the flash kernel whatever the device, as GPUs have it; the meta device alone would make all scores."""
+    """Attention by the flash kernel on any device, as GPUs have it; the meta device alone would make all scores."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Replace torch's choice of a kernel."""
