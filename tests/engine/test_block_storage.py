@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import weakref
@@ -23,12 +24,15 @@ from engine.contract.errors import ConfigError
 from engine.models import loading
 from engine.models.bundle import Models
 from engine.offload.layout import DTYPES, held_tensors
+from engine.offload.owner import ModelOwner, place_models
+from engine.offload.source import OwnMemory
 from engine.offload.storage import FP8, check_storage, reduce, unpack_in_forwards
 from engine.parallel.compile import compile_blocks
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import Mesh
 from engine.parallel.sharding import apply_sequence_parallel
-from engine.placement import Held, compute_dtype, is_reduced, stored
+from engine.placement import Held, Needs, compute_dtype, flat_bytes, is_reduced, stored
+from engine.rank_options import RankOptions
 from tests.support.rank_group import run_on_ranks
 from tests.support.stages import CPU
 from tests.support.weight_ranks import PROMPT, difference, latents, load
@@ -37,6 +41,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 COMPONENTS = ("text_encoder", "transformer")
 KINDS = ("full", "fp8", "int8")
+OFFLOAD = RankOptions(
+    model="", device="cpu", dtype="fp32", stages=(), link="", data_timeout=60, ulysses_degree=1,
+    offload=("dit", "text_encoder"),
+)  # fmt: skip
 LATENTS_OFF = MappingProxyType({"fp8": 0.06, "int8": 0.012})
 """Latents after one step of the tiny model against full precision: norm of the difference over the norm."""
 TEXT_OFF = MappingProxyType({"fp8": 0.12, "int8": 0.03})
@@ -179,13 +187,33 @@ def test_an_error_in_a_forward_leaves_the_weights_as_they_were_kept(models: dict
 
 
 @pytest.mark.parametrize("kind", ["fp8", "int8"])
-def test_compiled_blocks_give_the_same_with_reduced_weights(tiny_checkpoint: Path, kind: str) -> None:
-    kept, _ = load(tiny_checkpoint, "transformer", storage=kind)
-    wanted = latents(kept)
-    apply_sequence_parallel(kept.transformer, Mesh(Layout(0, 1, 1), HashStore()))
-    compile_blocks(kept.transformer, backend="eager")
-    torch.compiler.reset()
-    assert difference(wanted, latents(kept)) <= 1e-6
+def test_blocks_that_stream_give_the_same_bits_compiled_or_not(tiny_checkpoint: Path, kind: str) -> None:
+    both = [load(tiny_checkpoint, component, storage=kind)[0] for component in COMPONENTS]
+    models = dataclasses.replace(both[1], text_encoder=both[0].text_encoder)
+    wanted = [*latents(models), _encode(models)]
+    placement = place_models(models, OFFLOAD, CPU, needs=Needs({}))
+    owner = ModelOwner(models, placement, CPU, OwnMemory(CPU), rank=0)
+    with owner.using("text_encoder", stage="encode_prompt"):
+        owner.check()
+        states = _encode(models)
+    with owner.using("transformer", stage="denoise"), owner.projections(models.transformer):
+        owner.check()
+        made = latents(models)
+        apply_sequence_parallel(models.transformer, Mesh(Layout(0, 1, 1), HashStore()))
+        compile_blocks(models.transformer, backend="eager")
+        torch.compiler.reset()
+        compiled = latents(models)
+    owner.check()
+    assert all(torch.equal(a, b) for a, b in zip(wanted, [*made, states], strict=True))
+    assert difference(wanted[:2], compiled) <= 1e-6
+    counted = placement.components["transformer"].weights
+    assert counted.bytes == sum(held.bytes for held in held_tensors(models.transformer).values()) + _padding(models)
+
+
+def _padding(models: Models) -> int:
+    """Return the bytes between the tensors of the transformer's units."""
+    inside = [held for name, held in held_tensors(models.transformer).items() if "blocks." in name]
+    return flat_bytes(inside) - sum(held.bytes for held in inside)
 
 
 @pytest.mark.ranks
