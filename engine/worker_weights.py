@@ -78,13 +78,16 @@ def take_over(
     together: Together,
 ) -> ModelOwner | None:
     """Return the owner of the weights of ``models``; None on all ranks when it failed on one."""
+    rank = mesh.layout.rank
     owners: list[ModelOwner] = []
 
     def own() -> bool:
         weights = weights_of(models, options)
         budget = device_budget(options, mesh.device)
-        placement = plan_placement(weights, options, budget=budget, needs=estimated_needs(models, options))
-        owners.append(ModelOwner(models, placement, mesh.device, copies, rank=mesh.layout.rank))
+        # What the planner foresaw; of what nobody foresaw the placement knows nothing.
+        needs = Needs.from_dict(options.needs[rank]) if options.needs else Needs({})
+        placement = plan_placement(weights, options, budget=budget, needs=needs)
+        owners.append(ModelOwner(models, placement, mesh.device, copies, rank=rank))
         return True
 
     def tell() -> bool:
@@ -96,11 +99,3 @@ def take_over(
             return None
     copies.close()
     return owners[0]
-
-
-def estimated_needs(models: Models, options: RankOptions) -> Needs:
-    """Return what the device must hold besides the weights that are placed.
-
-    Nothing is foreseen yet: resident blocks that are to be found (``--resident-blocks auto``) fill the budget.
-    """
-    return Needs({})
