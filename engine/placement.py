@@ -307,19 +307,23 @@ def plan_placement(
     """Place ``weights`` (without the VAEs) by ``options``.
 
     Resident blocks are spread evenly over a stack, so that between two of them there is time to copy the next. Those
-    that were left to be found (``resident_blocks`` None) are as many as fit into ``budget`` beside ``needs``, for each
-    component while it is in use; without a budget none. What is offloaded stays between stages if all of it fits, else
-    the largest set that fits stays and the rest comes and goes.
+    that were left to be found (``resident_blocks`` None) are as many as fit into ``budget`` beside ``needs``; without a
+    budget none. First come the transformers', which save a copy at every step, each as if the others had left; then the
+    largest set of offloaded components that fits stays between stages, and the rest comes and goes; last, of what stays
+    and runs once a job, blocks become resident.
     """
-    least = {name: _place(held, options, options.resident_blocks or 0) for name, held in weights.items()}
-    placement = Placement(_choose_staying(least, budget, needs), budget)
-    if options.resident_blocks is not None or budget is None:
-        return placement
-    found = dict(placement.components)
-    for name, held in weights.items():
-        if found[name].offloaded:
-            found[name] = _most_resident(name, held, options, Placement(found, budget), needs)
-    return Placement(found, budget)
+    placed = {name: _place(held, options, options.resident_blocks or 0) for name, held in weights.items()}
+    looks = options.resident_blocks is None and budget is not None
+    for name in PARTITIONS if looks else ():
+        if name in placed and placed[name].offloaded:
+            leaving = {other: replace(one, stays=not one.offloaded) for other, one in placed.items()}
+            found = _most_resident(name, weights[name], options, Placement(leaving, budget), needs)
+            placed[name] = replace(found, stays=True)
+    placed = _choose_staying(placed, budget, needs)
+    for name in placed if looks else ():
+        if name not in PARTITIONS and placed[name].offloaded and placed[name].stays:
+            placed[name] = _most_resident(name, weights[name], options, Placement(placed, budget), needs)
+    return Placement(placed, budget)
 
 
 def _place(held: ComponentWeights, options: OffloadOptions, resident: int) -> ComponentPlacement:
