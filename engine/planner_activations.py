@@ -123,7 +123,7 @@ def _denoise(
     sizes = transformer_sizes(model)
     name = next(name for name in PARTITIONS if name in weights)
     item = 4 if setup.dtype == "fp32" else 2
-    tables = _tables(model, setup, request)
+    tables = table_bytes(model, setup, request)
     buffers = Stream(weights[name].modulation, frozenset()).device_bytes
     peak = transformer_peak(model, setup, request, rows, tables=tables > 0)
     remote = min(peak, rows.remote_bytes(sizes.head_dim * item))
@@ -138,7 +138,12 @@ def _denoise(
     )
 
 
-def _tables(model: ServedModel, setup: Setup, request: RequestSize) -> int:
+def makes_tables(model: ServedModel, setup: Setup, request: RequestSize) -> bool:
+    """Whether the modulation of ``request`` comes from tables."""
+    return table_bytes(model, setup, request) > 0
+
+
+def table_bytes(model: ServedModel, setup: Setup, request: RequestSize) -> int:
     """Return the bytes of a run's modulation tables; 0: there are none. Of an edit, those of a run without masks."""
     allowed = setup.offload.modulation_tables_mb
     if not keeps_modulation_apart(modulation_tables_mb=allowed, shard_weights=setup.parallel.shard_weights):

@@ -17,7 +17,7 @@ from .planner_walk import Walk
 from .planner_weights import ServedModel, Setup
 
 _FP32 = 4
-_LOOK_AHEAD = 2
+LOOK_AHEAD = 2
 """Latent frames that a chunk is decoded with besides its own."""
 _CLIP = geometry.FRAMES_PER_CHUNK + geometry.MIN_FRAMES
 """Frames of a decoded chunk, those included over which it is cross-faded with the next."""
@@ -69,7 +69,7 @@ def decode_workspace(model: ServedModel, setup: Setup, rank: int, request: Reque
 
 def count_chunks(latent_frames: int) -> int:
     """Return in how many chunks latents are decoded."""
-    return max(1, -(-(latent_frames - _LOOK_AHEAD) // geometry.LATENTS_PER_CHUNK))
+    return max(1, -(-(latent_frames - LOOK_AHEAD) // geometry.LATENTS_PER_CHUNK))
 
 
 def decode_peak(model: ServedModel, setup: Setup, rank: int, request: RequestSize) -> int:
@@ -112,7 +112,7 @@ def _hand_on(walk: Walk, sizes: VaeSizes, tiles: TileCount, request: RequestSize
 
 def _decode_tile(walk: Walk, sizes: VaeSizes, tiles: TileCount, item: int) -> None:
     """One tile of one chunk: its cells are tokens of a transformer whose states and norms are fp32."""
-    cells = (geometry.LATENTS_PER_CHUNK + _LOOK_AHEAD) * tiles.height * tiles.width // sizes.ratio**2
+    cells = (geometry.LATENTS_PER_CHUNK + LOOK_AHEAD) * tiles.height * tiles.width // sizes.ratio**2
     tokens = cells + sizes.registers + 1
     state, exact = tokens * sizes.width * item, tokens * sizes.width * _FP32
     cast = 0 if item == _FP32 else state
@@ -133,7 +133,7 @@ def _decode_tile(walk: Walk, sizes: VaeSizes, tiles: TileCount, item: int) -> No
         made = cells * sizes.patch * item
         with walk.holding(made):
             walk.at_once(made)
-            walk.at_once(made * _CLIP // ((geometry.LATENTS_PER_CHUNK + _LOOK_AHEAD) * sizes.time_ratio))
+            walk.at_once(made * _CLIP // ((geometry.LATENTS_PER_CHUNK + LOOK_AHEAD) * sizes.time_ratio))
 
 
 def _attend_tokens(walk: Walk, sizes: VaeSizes, tokens: int, item: int) -> None:
