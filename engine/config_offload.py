@@ -6,18 +6,22 @@ Raises `ConfigError` naming option, value and remedy. Imports no torch.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from .contract.errors import ConfigError
 from .packages import is_installed, package_for_option
 from .rank_options import OffloadOptions
+from .shared_memory import why_not_shared
+
+logger = logging.getLogger(__name__)
 
 _AUTO = "auto"
 
 
 def resolve_offload(values: Mapping[str, Any], *, device_memory: int | None = None) -> OffloadOptions:
-    """Return the options of offload among ``values``.
+    """Return the options of offload among ``values``; copies are each rank's own where memory cannot be shared.
 
     Args:
         device_memory: bytes of a rank's device, which may all be used unless less is given; None: not known.
@@ -51,6 +55,10 @@ def resolve_offload(values: Mapping[str, Any], *, device_memory: int | None = No
             remedy="Leave --shard-weights out, or dit out of --offload.",
         )
     _check_storage(options.block_storage, values)
+    reason = why_not_shared() if options.host_copies == "shared" else None
+    if reason is not None:
+        logger.warning("each rank keeps its own host copy of the weights that stream: %s", reason)
+        return dataclasses.replace(options, host_copies="own")
     return options
 
 

@@ -74,8 +74,9 @@ def _placement_lines(rank: RankPlan) -> list[str]:
 
 def _host_line(plan: Plan) -> str:
     room = "" if plan.hardware.host_bytes is None else f" of {_gb(plan.hardware.host_bytes)} GB"
-    shared = plan.setup.offload.host_copies == "shared" and len(plan.ranks) > 1
-    return f"Host memory: {_gb(plan.host_total)} GB{room}{', one copy for all ranks' if shared else ''}"
+    shared = plan.setup.offload.host_copies == "shared"
+    copies = ", ranks share their copies" if shared else ", each rank has copies of its own"
+    return f"Host memory: {_gb(plan.host_total)} GB{room}{copies if len(plan.ranks) > 1 else ''}"
 
 
 def _seconds_line(plan: Plan) -> str:

@@ -25,7 +25,7 @@ from ..parallel.mesh import Mesh
 from ..placement import holders, is_copied
 from ..placement_modulation import keeps_modulation_apart
 from ..rank_options import RankOptions
-from ..shared_memory import SharedFile, why_not_shared
+from ..shared_memory import SharedFile
 from .source import OwnMemory
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,10 @@ class HostCopies:
         """Return ``memory`` as [bytes] uint8, registered with the device where that can be done."""
         flat = torch.frombuffer(memory, dtype=torch.uint8)
         if self._device.type == "cuda":
-            torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(flat.data_ptr(), flat.nbytes, 0))
+            try:
+                torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(flat.data_ptr(), flat.nbytes, 0))
+            except RuntimeError as error:
+                raise _cannot_share(f"CUDA cannot pin them: {error}") from error
         return flat
 
 
@@ -117,10 +120,6 @@ def share_host_copies(
         group = next((group for group in holders(component, options) if rank in group), ())
         if len(group) > 1:
             makers[component] = group[0]
-    reason = why_not_shared() if makers else None
-    if reason is not None:
-        logger.warning("each rank keeps its own host copy of the weights that stream: %s", reason)
-        makers = {}
     if makers and device.type not in ("cpu", "cuda"):
         logger.warning("shared host copies cannot be pinned for %s: --host-copies own is faster there", device.type)
     return HostCopies(makers, rank=rank, device=device)

@@ -15,6 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine import shared_memory
+from engine.config import OPTIONS
+from engine.config_offload import resolve_offload
 from engine.contract.errors import ConfigError
 from engine.offload import host
 from engine.offload.host import HostCopies, share_host_copies
@@ -140,18 +142,59 @@ def _options(**more: Any) -> RankOptions:
 def test_where_memory_cannot_be_shared_each_rank_keeps_its_own_and_that_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    values = {option.name: option.default for option in OPTIONS}
+    assert resolve_offload(values).host_copies == "shared"
+
     def absent(*_: object) -> int:
         raise OSError("memfd_create is not allowed")
 
     monkeypatch.setattr(shared_memory.os, "memfd_create", absent)
     assert why_not_shared() == "memfd_create is not allowed"
-    copies = share_host_copies(_options(), ("transformer", "vae"), rank=1, device=CPU)
+    assert caplog.text == ""
+    assert resolve_offload(values).host_copies == "own"
     assert "each rank keeps its own host copy" in caplog.text
     assert "memfd_create is not allowed" in caplog.text
-    assert not copies.waits
-    assert not copies.made_elsewhere("transformer")
-    flat, filled = copies.take("transformer/transformer_blocks.0", 100)
-    assert (flat.shape, flat.dtype, filled) == ((100,), torch.uint8, False)
+
+
+class Runtime:
+    """CUDA's, as far as it is called: it notes what is registered, or says that it cannot."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+        self.registered: list[tuple[int, int, int]] = []
+
+    def cudaHostRegister(self, pointer: int, size: int, flags: int) -> int:
+        self.registered.append((pointer, size, flags))
+        return self.status
+
+
+def _of_cuda(monkeypatch: pytest.MonkeyPatch, status: int) -> tuple[HostCopies, Runtime]:
+    runtime = Runtime(status)
+
+    def check(found: int) -> None:
+        if found:
+            raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "check_error", check)
+    return HostCopies({"transformer": 0}, rank=0, device=torch.device("cuda")), runtime
+
+
+def test_on_cuda_each_shared_copy_is_registered_as_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies, runtime = _of_cuda(monkeypatch, status=0)
+    taken = [
+        copies.take(f"transformer/transformer_blocks.{number}", size)[0] for number, size in enumerate((5000, 256))
+    ]
+    assert runtime.registered == [(flat.data_ptr(), flat.nbytes, 0) for flat in taken]
+    assert all(pointer % os.sysconf("SC_PAGE_SIZE") == 0 for pointer, _, _ in runtime.registered)
+
+
+def test_memory_that_cuda_cannot_pin_names_the_option_that_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies, _ = _of_cuda(monkeypatch, status=2)
+    with pytest.raises(ConfigError) as caught:
+        copies.take("transformer/transformer_blocks.0", 5000)
+    assert (caught.value.code, caught.value.field) == ("start_failed", "host_copies")
+    assert "pin them: out of memory" in caught.value.message
 
 
 def test_own_copies_by_option_are_no_cause_for_a_warning(caplog: pytest.LogCaptureFixture) -> None:
