@@ -183,8 +183,8 @@ def needed_components(stages: Iterable[str]) -> tuple[str, ...]:
 
 def left_out_children(name: str, stages: Iterable[str]) -> tuple[str, ...]:
     """Return the children of the component ``name`` that none of ``stages`` needs."""
-    served = tuple(stages)
-    return tuple(child for stage, children in _HALVES.get(name, {}).items() if stage not in served for child in children)
+    served, halves = tuple(stages), _HALVES.get(name, {})
+    return tuple(child for stage, children in halves.items() if stage not in served for child in children)
 
 
 def _pick_partitions(folders: Mapping[str, Path], asked: tuple[str, ...] | None) -> tuple[str, ...]:

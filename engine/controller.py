@@ -430,6 +430,7 @@ class Controller:
                 self._running = None
                 if error is None:
                     self.cache.keep(job, message["facts"])
+                    job.memory = message["memory"]
                 self._end(job, error, message["facts"])
                 if message["restarting"]:
                     # Only after an error, so that nothing was awaited. `fleet_lost` follows when rank 0 has left.

@@ -23,7 +23,8 @@ Rank 0 → controller:
     ``{"op": "movie", "job_id", "output", "name": "audio" | "frames" | "finish", "path"}``
         a file for the MP4's writer, which removes it; ``finish`` has none.
     ``{"op": "kept", "job_id", "kind", "path", "facts"}``             what a stage made, for later jobs.
-    ``{"op": "end", "job_id", "error": null | {...}, "facts": {...}, "restarting": bool, "gather_workspace_bytes"}``
+    ``{"op": "end", "job_id", "error": null | {...}, "facts": {...}, "memory": {...}, "restarting": bool,
+    "gather_workspace_bytes"}``
         the job is over on all ranks; ``restarting``: they take no other, and the fleet starts them again.
 """
 

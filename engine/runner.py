@@ -36,6 +36,7 @@ from .contract.requests import (
     stages_of,
 )
 from .devices_memory import is_out_of_memory
+from .devices_peaks import StagePeaks
 from .frames import FrameSink, Mp4Frames, TensorFrames
 from .health import describe_latents
 from .masking import Edit
@@ -75,11 +76,13 @@ class JobResult:
     Attributes:
         error: `EngineError.to_dict`, or None.
         facts: counts of the result.
+        memory: the most bytes that each stage took, by rank, and what was counted; empty of one that failed.
         must_restart: the ranks cannot serve another job.
     """
 
     error: dict[str, Any] | None
     facts: dict[str, Any] = field(default_factory=dict)
+    memory: dict[str, Any] = field(default_factory=dict)
     must_restart: bool = False
 
 
@@ -111,7 +114,8 @@ class JobRunner:
         """
         agreement = Agreement(self._mesh, cancelled)
         request = parse_request(message["request"])
-        progress = Progress(_planned(request), outputs.event)
+        peaks = StagePeaks(self._mesh.device)
+        progress = Progress(_planned(request), outputs.event, peaks)
         job = _Job(
             self._models,
             self._vaes,
@@ -128,7 +132,7 @@ class JobRunner:
         try:
             facts = job.perform(request, {name: Path(path) for name, path in message["inputs"].items()})
             agreement.settle()
-            return JobResult(None, facts)
+            return JobResult(None, facts, self._memory(peaks))
         except Exception as error:
             if error is not agreement.outcome:
                 own = not isinstance(error, (DataGroupError, RequestError))
@@ -146,6 +150,11 @@ class JobRunner:
             self._vaes.staging.clear()
             self._modulation.forget()
             self._watchdog.watch_job(None)
+
+    def _memory(self, peaks: StagePeaks) -> dict[str, Any]:
+        """Return the peaks of all ranks: kind, and bytes by stage in the order of the ranks."""
+        ranks = collect_json(peaks.bytes, self._mesh)
+        return {"kind": peaks.kind, "stages": {stage: [rank.get(stage, 0) for rank in ranks] for stage in peaks.bytes}}
 
     def _fail_together(self, job_id: str, agreement: Agreement, error: EngineError, cause: Exception) -> None:
         """Free the peers that may wait for this rank in a data collective, then end the job with them."""

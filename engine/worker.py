@@ -165,7 +165,8 @@ class Relay:
         self._job_id = None
         self._cancel.clear()
         message = {"op": "end", "job_id": command["job_id"], "error": result.error, "facts": result.facts}
-        self._link.send({**message, "restarting": result.must_restart, "gather_workspace_bytes": workspace})
+        message |= {"memory": result.memory, "restarting": result.must_restart}
+        self._link.send({**message, "gather_workspace_bytes": workspace})
 
     def loading(self, component: str, done: int, total: int) -> None:
         """Tell how far loading is, not too often."""
