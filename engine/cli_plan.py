@@ -14,6 +14,7 @@ from typing import Any
 
 from .cli_options import add_options, config_file, given_options
 from .cli_output import say
+from .cli_plan_measured import ask, table
 from .config import absolute_path, merge_options
 from .config_devices import Devices, find_devices
 from .config_layout import check_layout, resolve_layout
@@ -24,6 +25,7 @@ from .contract.errors import ConfigError
 from .contract.limits import DEFAULT_STEPS, ModelFacts
 from .planner import Hardware, Plan, describe, make_plan
 from .planner_model import read_model, released_model
+from .planner_plot import draw_plan
 from .planner_report import compare, report
 from .planner_request import MediumSize, RequestSize, vision_grid, vision_rows
 from .planner_search import Choice, longest, nearest, search
@@ -75,6 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tflops", type=float, default=Speeds.tflops, help="1e12 operations a second of a device")
     parser.add_argument("--host-gbs", type=float, default=Speeds.host_gbs, help="1e9 bytes a second, host to device")
     parser.add_argument("--link-gbs", type=float, default=Speeds.link_gbs, help="the same from device to device")
+    parser.add_argument("--url", help="a running engine: show its own plan, beside what a job took")
+    parser.add_argument("--job", metavar="ID", help="the job, with --url (default: the last that is done)")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     parser.add_argument("--plot", metavar="FILE.png", help="draw memory over the stages of a run")
     add_options(parser, _PLANNED)
@@ -86,6 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: an option is wrong.
     """
+    if arguments.url is not None:
+        return _show_running(arguments)
     given = given_options(arguments)
     if arguments.gpus is not None:
         given["nproc_per_node"] = arguments.gpus
@@ -103,10 +109,17 @@ def run(arguments: argparse.Namespace) -> int:
         plan = choices[0].plan
     _show(plan, choices, as_json=arguments.json)
     if arguments.plot:
-        from .planner_plot import draw_plan
-
-        draw_plan(plan, absolute_path(arguments.plot, field="plot"))
+        draw_plan(describe(plan), absolute_path(arguments.plot, field="plot"))
     return _FITS if plan.fits else _DOES_NOT
+
+
+def _show_running(arguments: argparse.Namespace) -> int:
+    """Show the plan of a running engine, and what a job on it took."""
+    described, memory = ask(arguments.url, arguments.job)
+    say(json.dumps({**described, "memory": memory}, indent=2) if arguments.json else table(described, memory))
+    if arguments.plot:
+        draw_plan(described, absolute_path(arguments.plot, field="plot"), memory=memory)
+    return _FITS
 
 
 def _show(plan: Plan, choices: list[Choice], *, as_json: bool) -> None:
