@@ -1,7 +1,7 @@
 """Memory of a rank over the stages of a run against its device's memory, as a picture; predicted and measured.
 
-Drawn from a plan's JSON (`planner.describe`), so that a running engine's plan can be drawn too. Needs matplotlib. Raises
-`ConfigError` ``missing_package`` without it, ``config_bad_value`` for a file that cannot be written.
+Drawn from a plan's JSON (`planner.describe`), so that a running engine's plan can be drawn too. Needs matplotlib.
+Raises `ConfigError` ``missing_package`` without it, ``config_bad_value`` for a file that cannot be written.
 """
 
 from __future__ import annotations
