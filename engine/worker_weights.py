@@ -7,22 +7,26 @@ All ranks call both functions together: host copies are made by one rank and map
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVar
 
 import torch
 
 from .checkpoint import Checkpoint
+from .contract.words import bytes_in_words
 from .models.bundle import Models
 from .models.loading import OnBytes, load_models
 from .models.pieces import Division
 from .offload.host import HostCopies, read_elsewhere
 from .offload.owner import OWNED, ModelOwner, device_budget, weights_of
 from .parallel.mesh import Mesh
-from .placement import Needs, plan_placement
+from .placement import ComponentPlacement, Needs, Placement, plan_placement
 from .placement_modulation import keeps_modulation_apart
 from .rank_options import PARTITIONS, RankOptions
 from .stacks import family_of
+
+logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -87,6 +91,7 @@ def take_over(
         # What the planner foresaw; of what nobody foresaw the placement knows nothing.
         needs = Needs.from_dict(options.needs[rank]) if options.needs else Needs({})
         placement = plan_placement(weights, options, budget=budget, needs=needs)
+        _tell(placement, mesh)
         owners.append(ModelOwner(models, placement, mesh.device, copies, rank=rank))
         return True
 
@@ -99,3 +104,23 @@ def take_over(
             return None
     copies.close()
     return owners[0]
+
+
+def _tell(placement: Placement, mesh: Mesh) -> None:
+    """Log where the weights lie."""
+    for name, placed in placement.components.items():
+        logger.info(
+            "%s: %s on the device while it is used, which %s between; %s on the host; resident blocks: %s",
+            *(name, bytes_in_words(placed.device_bytes), "stay" if placed.stays else "leave"),
+            *(bytes_in_words(placed.host_bytes), _resident(placed)),
+        )
+    if mesh.device.type == "cpu" and mesh.layout.rank == 0:
+        streamed = [name for name, placed in placement.components.items() if placed.offloaded]
+        if streamed:
+            logger.warning("on a CPU --offload saves nothing: %s would be in the same memory", ", ".join(streamed))
+
+
+def _resident(placed: ComponentPlacement) -> str:
+    if not placed.offloaded:
+        return "all"
+    return ", ".join(f"{len(stream.resident)} of {len(stream.units)}" for stream in placed.streams)

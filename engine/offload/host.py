@@ -26,7 +26,7 @@ from ..placement import holders, is_copied
 from ..placement_modulation import keeps_modulation_apart
 from ..rank_options import RankOptions
 from ..shared_memory import SharedFile
-from .source import OwnMemory
+from .source import OwnMemory, register
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class HostCopies:
         flat = torch.frombuffer(memory, dtype=torch.uint8)
         if self._device.type == "cuda":
             try:
-                torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(flat.data_ptr(), flat.nbytes, 0))
+                return register(flat)
             except RuntimeError as error:
                 raise _cannot_share(f"CUDA cannot pin them: {error}") from error
         return flat

@@ -7,8 +7,9 @@ Raises what `UnitLayout` and the memory raise.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -31,11 +32,25 @@ class OwnMemory:
     """Host memory of this process alone, which ``device`` can read on its own (pinned), if it does such a thing."""
 
     def __init__(self, device: torch.device) -> None:
-        self._pinned = device.type not in ("cpu", "meta")
+        self._device = device
 
     def take(self, name: str, size: int) -> tuple[torch.Tensor, bool]:
         """See `HostMemory`."""
-        return torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned), False
+        if self._device.type == "cuda":
+            # torch's own pinned memory comes in powers of two: up to twice the bytes.
+            return register(torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)), False
+        return torch.empty(size, dtype=torch.uint8, pin_memory=self._device.type not in ("cpu", "meta")), False
+
+
+def register(flat: torch.Tensor) -> torch.Tensor:
+    """Return the host's ``flat``, which CUDA can from now on read on its own; it is kept as long as the process.
+
+    Raises:
+        RuntimeError: CUDA cannot pin it.
+    """
+    runtime: Any = torch.cuda
+    runtime.check_error(runtime.cudart().cudaHostRegister(flat.data_ptr(), flat.nbytes, 0))
+    return flat
 
 
 class HostUnit:

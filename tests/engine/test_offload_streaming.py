@@ -271,3 +271,18 @@ def test_a_weight_with_gaps_is_refused() -> None:
     block.weight = nn.Parameter(torch.randn(8, 16)[:, ::2], False)
     with pytest.raises(ValueError, match="side by side"):
         UnitLayout([Place("weight", block, "weight")])
+
+
+def test_own_memory_of_cuda_takes_its_bytes_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own pinned memory comes in powers of two."""
+    registered: list[tuple[int, int, int]] = []
+
+    class Runtime:
+        def cudaHostRegister(self, *region: int) -> int:
+            registered.append((region[0], region[1], region[2]))
+            return 0
+
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    monkeypatch.setattr(torch.cuda, "check_error", lambda status: None)
+    flat, filled = OwnMemory(torch.device("cuda")).take("toy/block", 5000)
+    assert (registered, filled) == ([(flat.data_ptr(), 5000, 0)], False)
