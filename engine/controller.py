@@ -138,6 +138,8 @@ class Controller:
             "backend": ranks.get("backend"),
             "pids": ranks.get("pids"),
             "weight_bytes": ranks.get("weight_bytes"),
+            "device_weight_bytes": ranks.get("device_weight_bytes"),
+            "host_copy_bytes": ranks.get("host_copy_bytes"),
             "facts": self.checkpoint.facts.to_dict(),
             "limits": self.config.limits.to_dict(),
             "media": dataclasses.asdict(MEDIA_LIMITS),

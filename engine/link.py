@@ -15,7 +15,7 @@ Controller → rank 0:
 Rank 0 → controller:
     ``{"op": "loading", "component", "bytes_done", "bytes_total"}``   over all components; monotonic.
     ``{"op": "ready", "info": {"device", "dtype", "world_size", "ulysses_degree", "backend", "pids",
-    "weight_bytes"}}``
+    "weight_bytes", "device_weight_bytes", "host_copy_bytes"}}``
     ``{"op": "failed", "error": {...}}``                              the ranks cannot start; the fleet will end.
     ``{"op": "event", "job_id", "event": {...}}``                     `messages.event_to_dict` without job_id and seq.
     ``{"op": "output", "job_id", "output", "name", "index", "last", "format", "path"}``   a finished file, the
