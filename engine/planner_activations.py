@@ -125,37 +125,49 @@ def _denoise(
     item = 4 if setup.dtype == "fp32" else 2
     tables = table_bytes(model, setup, request)
     buffers = Stream(weights[name].modulation, frozenset()).device_bytes
-    peak = transformer_peak(model, setup, request, rows, tables=tables > 0)
+    # The masks of an edit, which nobody knows yet, may bring more times than tables are allowed for.
+    calls = _size_of_tables(model, setup, request, levels=request.levels) > _allowed(setup)
+    peak = transformer_peak(model, setup, request, rows, tables=not calls)
     remote = min(peak, rows.remote_bytes(sizes.head_dim * item))
     # Tables are made before the first forward, out of the buffers; without tables the buffers are there in each.
-    modulation = tables + max(0, buffers - peak) if tables else buffers
+    made = tables + max(0, buffers - peak) if tables else 0
     return StageBytes(
         activations=peak - remote,
         remote=remote,
-        tables=modulation,
+        tables=max(made, buffers if calls else 0),
         gathered=gathered_bytes(model, setup, name),
         workspace=kept,
     )
 
 
 def makes_tables(model: ServedModel, setup: Setup, request: RequestSize) -> bool:
-    """Whether the modulation of ``request`` comes from tables."""
-    return table_bytes(model, setup, request) > 0
+    """Whether the modulation of ``request`` comes from tables; of an edit, whether it does with masks of one level."""
+    levels = request.levels - request.mask_levels
+    return _size_of_tables(model, setup, request, levels=levels) <= _allowed(setup)
 
 
 def table_bytes(model: ServedModel, setup: Setup, request: RequestSize) -> int:
-    """Return the bytes of a run's modulation tables; 0: there are none. Of an edit, those of a run without masks."""
-    allowed = setup.offload.modulation_tables_mb
-    if not keeps_modulation_apart(modulation_tables_mb=allowed, shard_weights=setup.parallel.shard_weights):
+    """Return the most bytes of a run's modulation tables; 0: there are none.
+
+    Those of an edit take what is allowed, unless the times that masks can bring take less.
+    """
+    if not makes_tables(model, setup, request):
         return 0
+    return min(_size_of_tables(model, setup, request, levels=request.levels), _allowed(setup))
+
+
+def _allowed(setup: Setup) -> int:
+    """Return the bytes that tables may take; -1: none are made."""
+    allowed = setup.offload.modulation_tables_mb
+    apart = keeps_modulation_apart(modulation_tables_mb=allowed, shard_weights=setup.parallel.shard_weights)
+    return allowed * _MEGABYTE if apart else -1
+
+
+def _size_of_tables(model: ServedModel, setup: Setup, request: RequestSize, *, levels: int) -> int:
     sizes = transformer_sizes(model)
-    size = modulation_table_bytes(
-        [request.levels - request.mask_levels] * request.steps,
-        blocks=sizes.layers,
-        width=sizes.hidden,
-        element=4 if setup.dtype == "fp32" else 2,
+    return modulation_table_bytes(
+        [levels] * request.steps, blocks=sizes.layers, width=sizes.hidden, element=4 if setup.dtype == "fp32" else 2
     )
-    return size if size <= allowed * _MEGABYTE else 0
 
 
 def _encodings(

@@ -37,7 +37,8 @@ def size_of_denoise(request: Denoise, headers: Headers) -> RequestSize:
         media=tuple(media),
         pad_seq_len=request.pad_seq_len,
         steps=request.steps,
-        mask_levels=_MASK_LEVELS if "masks" in headers else 0,
+        # Without masks a source may be kept in part by a number for each stream.
+        mask_levels=_MASK_LEVELS if "masks" in headers else 2 * ("latents" in headers),
     )
 
 

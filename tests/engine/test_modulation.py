@@ -22,6 +22,11 @@ from engine.parallel.layout import Layout
 from engine.parallel.mesh import Mesh
 from engine.parallel.sharding import apply_sequence_parallel
 from engine.placement_modulation import modulation_table_bytes, most_levels
+from engine.planner_activations import table_bytes
+from engine.planner_request import RequestSize
+from engine.planner_sizes import RELEASED
+from engine.planner_weights import ServedModel, Setup
+from engine.rank_options import OffloadOptions, ParallelOptions
 from engine.stages.base import Latents, PromptEmbeds
 from engine.stages.denoise import denoise
 from engine.tiny import PRESETS
@@ -264,3 +269,16 @@ def test_the_released_transformer_gives_up_two_fifths_of_its_weights_for_a_gigab
     assert level == layers * 18 * hidden * element == 9_676_800
     # Fifty steps: video and sound at their own times, but for the first.
     assert modulation_table_bytes([1, *[2] * 49], blocks=layers, width=hidden, element=element) < 1e9
+
+
+def test_the_planner_leaves_an_edit_what_its_masks_may_ask_of_tables() -> None:
+    model = ServedModel(RELEASED)
+    setup = Setup(parallel=ParallelOptions(ulysses_degree=1))
+    size = RequestSize(width=1344, height=768, frames=362, steps=50)
+    level = modulation_table_bytes([1], blocks=50, width=5376, element=2)
+    assert table_bytes(model, setup, size) == 100 * level
+    # A mask of zeros and ones has one time more in each stream; of one with fractions nobody knows.
+    assert table_bytes(model, setup, dataclasses.replace(size, mask_levels=2)) == 200 * level
+    assert table_bytes(model, setup, dataclasses.replace(size, mask_levels=512)) == 4_000_000_000
+    small = dataclasses.replace(setup, offload=OffloadOptions(modulation_tables_mb=500))
+    assert table_bytes(model, small, size) == 0
