@@ -14,7 +14,7 @@ from types import ModuleType
 from .contract.errors import ConfigError, RequestError
 
 OPTION_USES = {"torchao": "weights kept in int8"}
-"""What options cannot do without each package; requirements-engine.txt has its version."""
+"""What options cannot do without each package, which nobody installs unasked; pyproject.toml has its versions."""
 USES = {
     "torchvision": "keyframes and references with pictures",
     "torchaudio": "sound of another sample rate than the model's",
@@ -72,6 +72,6 @@ def package_for_option(name: str, *, field: str, value: object, reason: str | No
         f"The engine's Python needs {name} for {OPTION_USES[name]}; it {state}.",
         field=field,
         value=value,
-        remedy=f"Run install.py in the pack's folder, or install {name} into the engine's environment without its "
-        f"dependencies (requirements-engine.txt has the version), or leave --{field.replace('_', '-')} out.",
+        remedy=f"Install {name} into the engine's environment (pip install --no-deps {name}; pyproject.toml has the "
+        f"versions), or leave --{field.replace('_', '-')} out.",
     )

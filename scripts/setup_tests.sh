@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Sets up what only the checks and tests need: setup_tests.sh check|all
 #   check  the test and check tools in .venv, TypeScript in node_modules
-#   all    besides: torchvision and torchaudio in a folder of their own (.cache/oracle), and the ComfyUI test environment
-#          with Chromium
+#   all    besides: torchvision, torchaudio and torchao in folders of their own (.cache/oracle, .cache/torchao), and the
+#          ComfyUI test environment with Chromium
 # Each part is skipped when it is there and nothing that it depends on has changed (.cache/stamps).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -34,6 +34,7 @@ from engine.parallel.sharding import apply_sequence_parallel
 from engine.placement import Held, Needs, compute_dtype, flat_bytes, is_reduced, stored
 from engine.rank_options import RankOptions
 from tests.support.rank_group import run_on_ranks
+from tests.support.side_folder import find_torchao
 from tests.support.stages import CPU
 from tests.support.weight_ranks import PROMPT, difference, latents, load
 
@@ -49,6 +50,11 @@ LATENTS_OFF = MappingProxyType({"fp8": 0.06, "int8": 0.012})
 """Latents after one step of the tiny model against full precision: norm of the difference over the norm."""
 TEXT_OFF = MappingProxyType({"fp8": 0.12, "int8": 0.03})
 """The same of the text encoder's hidden states, after 50 layers."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def torchao() -> None:
+    find_torchao()
 
 
 @pytest.fixture(scope="module")
@@ -271,7 +277,7 @@ def test_int8_without_torchao_is_refused_before_a_rank_starts_and_fp8_is_not(mon
 
 
 def test_a_torchao_that_does_not_load_is_told_before_weights_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torchao", None)
+    monkeypatch.setitem(sys.modules, "torchao", None)  # an import of it fails
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
     with pytest.raises(ConfigError) as caught:
         check_storage("int8", CPU, torch.float32)

@@ -24,6 +24,7 @@ from engine.parallel.weights import plan_divisions
 from engine.placement import Needs
 from engine.rank_options import RankOptions
 from tests.support.memory import proportional_bytes
+from tests.support.side_folder import find_torchao
 from tests.support.weight_ranks import (
     CPU,
     SERVED,
@@ -129,6 +130,7 @@ def _load(mesh: Mesh, folder: Path, options: RankOptions, *, elsewhere: loading.
 
 def two(mesh: Mesh, folder: Path) -> None:
     """Be one of two ranks."""
+    find_torchao()
     model = folder / "model"
     cases: dict[str, Callable[[], Any]] = {
         "shared": lambda: memory(mesh, True),

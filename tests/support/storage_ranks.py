@@ -8,6 +8,7 @@ import torch
 
 from engine.parallel.mesh import Mesh
 from engine.parallel.weights import plan_divisions
+from tests.support.side_folder import find_torchao
 from tests.support.weight_ranks import PROMPT, SERVED, difference, divided, latents, lay_out, load, report
 
 
@@ -35,6 +36,7 @@ def text_encoder_off(mesh: Mesh, folder: Path, storage: str) -> float:
 
 def two(mesh: Mesh, folder: Path) -> None:
     """Be one of two ranks."""
+    find_torchao()
     model = folder / "model"
     report(
         mesh,
