@@ -53,7 +53,8 @@ def slot_count(setup: Setup, rank: int, *, chunks: int, tiles: int) -> int:
     if not sum(weights):
         return 0
     size = math.ceil(sum(weights) / min(weight for weight in weights if weight))
-    rounds = [apportion(min(size, chunks * tiles - first), weights) for first in range(0, chunks * tiles, size)]
+    counts = {min(size, chunks * tiles - first) for first in range(0, chunks * tiles, size)}
+    rounds = [apportion(count, weights) for count in counts]
     if rank == 0:
         return min(tiles - 1 + max(sum(shares) for shares in rounds), chunks * tiles)
     return max(shares[rank] for shares in rounds)
@@ -155,7 +156,7 @@ def _attend_tokens(walk: Walk, sizes: VaeSizes, tokens: int, item: int) -> None:
 def encode_peak(model: ServedModel, setup: Setup, rank: int, medium: MediumSize) -> int:
     """Return the bytes that encoding the pictures of ``medium`` allocates at its peak, gather buffers included.
 
-    At the widest level of the encoder, whose tensors have all pixels: in a residual block four to five of them.
+    At the widest level of the encoder, whose tensors have all pixels: five of them where that level ends.
     """
     assert medium.video is not None
     sizes = VaeSizes.of(model.configs["vae"])
@@ -191,57 +192,60 @@ class _Encoder:
 
     def run(self, frames: int, height: int, width: int) -> None:
         """Walk through every level for a clip of ``frames`` x ``height`` x ``width`` pixels."""
-        sizes, channels = self._sizes, self._sizes.channels[0]
-        self._convolve(sizes.inputs, channels, (frames, height, width), padded=1)
+        sizes, walk, channels = self._sizes, self._walk, self._sizes.channels[0]
+        size = frames, height, width
+        self._convolve(sizes.inputs, channels, size, padded=1)
         for level, wide in enumerate(sizes.channels):
-            for layer in range(sizes.layers):
-                self._residual(channels if layer == 0 else wide, wide, (frames, height, width))
-            space, time = sizes.spatial[level], sizes.temporal[level]
-            if space * time > 1:
-                with self._walk.holding(_bytes(wide, frames, height, width)):
-                    before = (frames, height, width)
-                    frames, height, width = -(-frames // time), -(-height // space), -(-width // space)
-                    self._convolve(wide, wide, before, padded=space - 1, out=(frames, height, width))
+            # The level's input is a variable of the encoder until the level is over.
+            with walk.holding(_bytes(channels, *size)):
+                self._residual(channels, wide, size)
+                for _ in range(sizes.layers - 1):
+                    with walk.holding(_bytes(wide, *size)):
+                        self._residual(wide, wide, size)
+                size = self._shrink(level, wide, size)
             channels = wide
-        with self._walk.holding(_bytes(channels, frames, height, width)):
-            self._normalise(channels, (frames, height, width))
-            with self._walk.holding(_bytes(channels, frames, height, width)):
-                self._convolve(channels, 2 * sizes.latents, (frames, height, width), padded=1)
+        with walk.holding(_bytes(channels, *size)):
+            self._normalise(channels, size)
+            with walk.holding(_bytes(channels, *size)):
+                self._convolve(channels, 2 * sizes.latents, size, padded=1)
+
+    def _shrink(self, level: int, channels: int, size: tuple[int, int, int]) -> tuple[int, int, int]:
+        """Return the size after the end of a level, whose convolution's padded input is a variable while it runs."""
+        space, time = self._sizes.spatial[level], self._sizes.temporal[level]
+        if space * time == 1:
+            return size
+        frames, height, width = size
+        after = -(-frames // time), -(-height // space), -(-width // space)
+        padded = _bytes(channels, frames, height + 1, width + 1) if space > 1 else 0
+        both = _bytes(channels, frames + 2, height + space - 1, width + space - 1)
+        with self._walk.holding(_bytes(channels, *size), padded, both):
+            self._walk.at_once(_bytes(channels, *after))
+        return after
 
     def _residual(self, inputs: int, outputs: int, size: tuple[int, int, int]) -> None:
-        """The block's input is held by its caller to the end, an activation while its convolution runs."""
+        """An activation is alive while its convolution runs; the block's input is held by its caller to the end."""
         walk, before, after = self._walk, _bytes(inputs, *size), _bytes(outputs, *size)
+        self._normalise(inputs, size)
         with walk.holding(before):
-            self._normalise(inputs, size)
-            with walk.holding(before):
-                self._convolve(inputs, outputs, size, padded=1)
-            with walk.holding(after):
-                self._normalise(outputs, size)
-            with walk.holding(after):
-                self._convolve(outputs, outputs, size, padded=1)
-                walk.at_once(after, after, after if inputs != outputs else 0)
+            self._convolve(inputs, outputs, size, padded=1)
+        with walk.holding(after):
+            self._normalise(outputs, size)
+        with walk.holding(after):
+            self._convolve(outputs, outputs, size, padded=1)
+        walk.at_once(after, after, after if inputs != outputs else 0)
 
     def _normalise(self, channels: int, size: tuple[int, int, int]) -> None:
         """Frames go to the front, are normed, and go back; two at a time, as with the activation that follows."""
         values = _bytes(channels, *size)
         self._walk.at_once(values, values)
 
-    def _convolve(
-        self,
-        inputs: int,
-        outputs: int,
-        size: tuple[int, int, int],
-        *,
-        padded: int,
-        out: tuple[int, int, int] | None = None,
-    ) -> None:
+    def _convolve(self, inputs: int, outputs: int, size: tuple[int, int, int], *, padded: int) -> None:
         """Pad and convolve an input that somebody holds."""
         frames, height, width = size
-        wider = (height + 2 * padded, width + 2 * padded) if out is None else (height + padded, width + padded)
-        spatial = _bytes(inputs, frames, *wider) if padded else 0
+        wider = height + 2 * padded, width + 2 * padded
         both = _bytes(inputs, frames + 2, *wider)
-        self._walk.at_once(spatial, both)
-        self._walk.at_once(both, _bytes(outputs, *(out or size)))
+        self._walk.at_once(_bytes(inputs, frames, *wider), both)
+        self._walk.at_once(both, _bytes(outputs, *size))
 
 
 def _bytes(channels: int, *size: int) -> int:
