@@ -123,10 +123,15 @@ def _show_running(arguments: argparse.Namespace) -> int:
 
 
 def _show(plan: Plan, choices: list[Choice], *, as_json: bool) -> None:
-    other = None if plan.fits or choices else nearest(plan)
+    other = None if plan.fits else nearest(plan)
     frames = None if plan.fits else longest(plan)
     if as_json:
-        found = {**describe(plan), "longest_frames": frames, "nearest": other and other.options}
+        found = {
+            **describe(plan),
+            "longest_frames": frames,
+            "nearest": other and other.options,
+            "losses": list(other.losses) if other else [],
+        }
         say(json.dumps(found, indent=2))
         return
     say(report(plan, nearest=other, longest=frames))

@@ -30,6 +30,7 @@ from .contract.errors import ConfigError
 from .contract.words import bytes_in_words
 from .controller import Controller
 from .controller_folder import open_run_folder
+from .planner_capacity import find_capacity
 from .server.app import build_app
 
 logger = logging.getLogger(__name__)
@@ -57,10 +58,11 @@ def run(arguments: argparse.Namespace) -> int:
     check_tiles(config.vae, checkpoint.facts)
     for warning in tile_warnings(config.vae):
         logger.warning("%s", warning.message)
+    capacity = find_capacity(config, checkpoint)
     # Room for one request in and one result out of the largest allowed size.
     folder = open_run_folder(config.run_dir, room=2 * config.limits.max_body_bytes)
     try:
-        asyncio.run(_serve(config, Controller(config, checkpoint, folder)))
+        asyncio.run(_serve(config, Controller(config, checkpoint, folder, capacity)))
     finally:
         folder.close()
     return 0

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from .rank_options import PARTITIONS, OffloadOptions, ParallelOptions
@@ -101,7 +102,7 @@ class ComponentWeights:
     stacks: Mapping[str, tuple[Unit, ...]]
     modulation: tuple[Unit, ...] = ()
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """All of it."""
         units = itertools.chain(self.modulation, *self.stacks.values())
@@ -186,32 +187,32 @@ class Stream:
     units: tuple[Unit, ...]
     resident: frozenset[str]
 
-    @property
+    @cached_property
     def streamed(self) -> tuple[Unit, ...]:
         """Those that pass through the buffers, in order."""
         return tuple(unit for unit in self.units if unit.name not in self.resident)
 
-    @property
+    @cached_property
     def slots(self) -> int:
         """Buffers: `SLOTS`, fewer if fewer units pass through them."""
         return min(SLOTS, len(self.streamed))
 
-    @property
+    @cached_property
     def slot_bytes(self) -> int:
         """Bytes of one buffer: the largest unit that passes through it."""
         return max((unit.bytes for unit in self.streamed), default=0)
 
-    @property
+    @cached_property
     def resident_bytes(self) -> int:
         """Bytes of the units that stay."""
         return sum(unit.bytes for unit in self.units if unit.name in self.resident)
 
-    @property
+    @cached_property
     def device_bytes(self) -> int:
         """Bytes on the device while the component is in use."""
         return self.resident_bytes + self.slots * self.slot_bytes
 
-    @property
+    @cached_property
     def host_bytes(self) -> int:
         """Bytes of the copy in host memory, from which units come."""
         return sum(unit.bytes for unit in self.units)
@@ -236,19 +237,19 @@ class ComponentPlacement:
     streams: tuple[Stream, ...] = ()
     modulation: Stream | None = None
 
-    @property
+    @cached_property
     def device_bytes(self) -> int:
         """Bytes on the device while the component is in use, without the modulation's buffers and tables."""
         if self.offloaded:
             return self.weights.outside + sum(stream.device_bytes for stream in self.streams)
         return self.weights.bytes - sum(unit.bytes for unit in self.weights.modulation)
 
-    @property
+    @cached_property
     def modulation_bytes(self) -> int:
         """Bytes of the modulation's buffers, while they are used."""
         return 0 if self.modulation is None else self.modulation.device_bytes
 
-    @property
+    @cached_property
     def host_bytes(self) -> int:
         """Bytes of its copy in host memory: all of an offloaded component, of others the modulation alone."""
         if self.offloaded:
@@ -360,13 +361,16 @@ def _choose_staying(
 def _most_resident(
     name: str, held: ComponentWeights, options: OffloadOptions, placement: Placement, needs: Needs
 ) -> ComponentPlacement:
-    """Return the placement of ``name`` with as many resident blocks as fit."""
-    best = placement.components[name]
-    for count in range(1, max(len(units) for units in held.stacks.values()) + 1):
-        tried = replace(_place(held, options, count), stays=best.stays)
-        if not fits(Placement({**placement.components, name: tried}, placement.budget), needs):
-            break
-        best = tried
+    """Return the placement of ``name`` with as many resident blocks as fit; more blocks never take less."""
+    best, low = placement.components[name], 1
+    high = max(len(units) for units in held.stacks.values())
+    while low <= high:
+        middle = (low + high) // 2
+        tried = replace(_place(held, options, middle), stays=best.stays)
+        if fits(Placement({**placement.components, name: tried}, placement.budget), needs):
+            best, low = tried, middle + 1
+        else:
+            high = middle - 1
     return best
 
 

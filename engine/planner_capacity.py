@@ -23,8 +23,9 @@ from .contract.tensors import Headers
 from .contract.words import bytes_in_words
 from .placement import Needs
 from .planner import Hardware, Plan, describe, make_plan, needs_of
+from .planner_report import fits_in_words
 from .planner_request import RequestSize
-from .planner_search import longest, nearest, options_of
+from .planner_search import longest, nearest, options_of, shortened
 from .planner_sizing import size_of_decode, size_of_denoise, size_of_generate
 from .planner_weights import ServedModel, Setup
 
@@ -191,16 +192,24 @@ def usual_request(config: EngineConfig, model: ServedModel) -> RequestSize:
 
 
 def _refusal(plan: Plan) -> ConfigError:
-    other = nearest(plan)
-    if other is not None:
-        remedy = f"This fits: {other.options}."
-    else:
-        remedy = "No layout of these ranks fits: use more ranks, larger devices, or fewer --stages or --partitions."
     budget = plan.hardware.device_bytes
     return ConfigError(
         "does_not_fit",
         f"This configuration ({options_of(plan.setup)}) does not fit: {' '.join(plan.problems)}",
         field="gpu_memory",
         value=None if budget is None else bytes_in_words(budget),
-        remedy=remedy,
+        remedy=_way_out(plan),
     )
+
+
+def _way_out(plan: Plan) -> str:
+    """Say which configuration fits: for all of ``plan``'s request, else for what of it fits."""
+    other = nearest(plan)
+    if other is not None:
+        return fits_in_words(other)
+    other = nearest(shortened(plan))
+    if other is None:
+        return "No layout of these ranks fits: use more ranks, larger devices, or fewer --stages or --partitions."
+    made = make_plan(other.plan.model, other.plan.setup, plan.request, plan.hardware)
+    frames = longest(made) or other.plan.request.frames
+    return f"Up to {frames} frames ({frames / geometry.FPS:.1f} s): {fits_in_words(other)}"

@@ -1,6 +1,6 @@
 """A plan as text for a terminal: memory by stage, host memory, seconds, and what to do when it does not fit.
 
-GB are 1e9 bytes. Raises nothing.
+GB are 1e9 bytes, MB 1e6. Raises nothing.
 """
 
 from __future__ import annotations
@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .contract import geometry
+from .contract.words import bytes_in_words
 from .planner import Plan, RankPlan, StageMemory
 from .planner_search import Choice, options_of
 
+_GIGA, _MEGA = ("GB", 1e9), ("MB", 1e6)
+"""Units of the table, by name and bytes; megabytes for models that are tiny."""
 _MOST = 8
 """Configurations that a comparison lists."""
 
@@ -43,11 +46,16 @@ def _memory_table(plan: Plan) -> list[str]:
     rank = plan.tightest
     alike = len({tuple(stage.total for stage in other.stages) for other in plan.ranks}) == 1
     whose = "each rank" if alike else f"rank {rank.rank}, the fullest of {len(plan.ranks)}"
+    unit = _MEGA if rank.tightest.total < _GIGA[1] else _GIGA
     head = ["stage", "weights", "activations", "K/V", "tables", "VAE", "workspace", "always", "in all"]
-    rows = [head, *([stage.stage, *map(_gb, _parts(stage)), _gb(stage.total)] for stage in rank.stages)]
+    rows = [
+        head,
+        *([stage.stage, *(_count(part, unit) for part in [*_parts(stage), stage.total])] for stage in rank.stages),
+    ]
     budget = plan.hardware.device_bytes
-    title = f"GB (1e9 bytes) on the device of {whose}" + ("" if budget is None else f", of {_gb(budget)}:")
-    return [title, *_aligned(rows)]
+    name, size = unit
+    title = f"{name} ({size:.0e} bytes) on the device of {whose}".replace("e+0", "e")
+    return [title + (":" if budget is None else f", of {_count(budget, unit)}:"), *_aligned(rows)]
 
 
 def _parts(stage: StageMemory) -> list[int]:
@@ -60,23 +68,23 @@ def _placement_lines(rank: RankPlan) -> list[str]:
     lines = []
     for name, placed in rank.placement.components.items():
         if not placed.offloaded:
-            lines.append(f"{name}: {_gb(placed.device_bytes)} GB, all on the device at all times")
+            lines.append(f"{name}: {bytes_in_words(placed.device_bytes)}, all on the device at all times")
             continue
         streamed = sum(len(stream.streamed) for stream in placed.streams)
         resident = sum(len(stream.resident) for stream in placed.streams)
         when = "at all times" if placed.stays else "while it runs"
         lines.append(
-            f"{name}: {_gb(placed.device_bytes)} GB on the device {when}; {resident} blocks stay, {streamed} stream "
-            f"from {_gb(placed.host_bytes)} GB in host memory"
+            f"{name}: {bytes_in_words(placed.device_bytes)} on the device {when}; {resident} blocks stay, {streamed} "
+            f"stream from {bytes_in_words(placed.host_bytes)} in host memory"
         )
     return lines
 
 
 def _host_line(plan: Plan) -> str:
-    room = "" if plan.hardware.host_bytes is None else f" of {_gb(plan.hardware.host_bytes)} GB"
+    room = "" if plan.hardware.host_bytes is None else f" of {bytes_in_words(plan.hardware.host_bytes)}"
     shared = plan.setup.offload.host_copies == "shared"
     copies = ", ranks share their copies" if shared else ", each rank has copies of its own"
-    return f"Host memory: {_gb(plan.host_total)} GB{room}{copies if len(plan.ranks) > 1 else ''}"
+    return f"Host memory: {bytes_in_words(plan.host_total)}{room}{copies if len(plan.ranks) > 1 else ''}"
 
 
 def _seconds_line(plan: Plan) -> str:
@@ -91,22 +99,26 @@ def _seconds_line(plan: Plan) -> str:
 def _remedies(plan: Plan, nearest: Choice | None, longest: int | None) -> list[str]:
     found = []
     if nearest is not None:
-        found.append(f"This fits: {nearest.options}")
+        found.append(fits_in_words(nearest))
     if longest is not None:
         found.append(f"With this configuration {longest} frames ({longest / geometry.FPS:.1f} s) fit.")
     return found or ["Nothing that was looked for fits: a smaller canvas, more ranks or larger devices are needed."]
 
 
+def fits_in_words(choice: Choice) -> str:
+    """Say that a configuration fits, and what is lost with it; its options stand at the end."""
+    but = f", but {' and '.join(choice.losses)}" if choice.losses else ""
+    return f"This fits{but}: {choice.options}"
+
+
 def compare(choices: Sequence[Choice]) -> str:
     """Return the configurations that were looked at, the best first."""
-    rows = [["configuration", "GB a rank", "GB host", "s a step", "s a run", ""]]
+    rows = [["configuration", "a rank", "host", "s a step", "s a run", ""]]
     for choice in choices[:_MOST]:
         plan = choice.plan
-        peak = _gb(plan.tightest.tightest.total)
         why = "fits" if plan.fits else plan.problems[0]
-        rows.append(
-            [choice.options, peak, _gb(plan.host_total), f"{plan.step.total:.2f}", f"{choice.seconds:.0f}", why]
-        )
+        sizes = bytes_in_words(plan.tightest.tightest.total), bytes_in_words(plan.host_total)
+        rows.append([choice.options, *sizes, f"{plan.step.total:.2f}", f"{choice.seconds:.0f}", why])
     rest = len(choices) - _MOST
     more = [f"and {rest} more"] if rest > 0 else []
     return "\n".join(["Configurations, those that fit first, the fastest foremost:", *_aligned(rows), *more])
@@ -126,5 +138,5 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
-def _gb(count: int) -> str:
-    return f"{count / 1e9:.2f}"
+def _count(count: int, unit: tuple[str, float]) -> str:
+    return f"{count / unit[1]:.2f}"

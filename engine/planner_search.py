@@ -1,7 +1,7 @@
 """Which configuration fits and is fastest: every layout of the ranks with every way to place the weights.
 
-`search` plans them all for one request; `nearest` looks for the one that changes least of what was asked for. A
-`Choice` names its configuration by the options of ``serve``. Torch-free; raises nothing.
+`search` plans them all for one request; `nearest` looks for the one that changes least of what was asked for, `longest`
+for the length that fits. A `Choice` names its configuration by the options of ``serve``. Torch-free; raises nothing.
 """
 
 from __future__ import annotations
@@ -16,24 +16,33 @@ from .layout import possible_layouts
 from .planner import Hardware, Plan, make_plan
 from .planner_request import RequestSize
 from .planner_weights import ServedModel, Setup
-from .rank_options import OffloadOptions, ParallelOptions
+from .rank_options import PARTITIONS, OffloadOptions, ParallelOptions
 
 _TEXT_DEGREES = (1, 2, 4, 8)
 _OFFLOADS: tuple[tuple[str, ...], ...] = ((), ("text_encoder",), ("dit",), ("dit", "text_encoder"))
 _SHORTEST = 1.0
 """Seconds; lengths are looked for in steps of the lattice, down to this."""
+_WITHOUT_REFERENCES = "requests with references are refused"
+_FEWER_BITS = "blocks are kept in 8 bits a weight, and pictures differ a little"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A configuration and its plan."""
+    """A configuration and its plan.
+
+    Attributes:
+        losses: what is given up for it to fit, a sentence each.
+    """
 
     plan: Plan
+    losses: tuple[str, ...] = ()
 
     @property
     def options(self) -> str:
         """The options of ``serve`` that make it, as they are written on a command line."""
-        return options_of(self.plan.setup)
+        held = [name for name in PARTITIONS if name in self.plan.model.configs]
+        partitions = f" --partitions {held[0]}" if _WITHOUT_REFERENCES in self.losses else ""
+        return options_of(self.plan.setup) + partitions
 
     @property
     def seconds(self) -> float:
@@ -104,23 +113,54 @@ def nearest(plan: Plan) -> Choice | None:
     """Return the configuration that fits ``plan``'s request and changes least of its options; None when none does.
 
     Looked for in this order: more families offloaded, with as many resident blocks as fit; the VAEs staged; the text
-    encoder divided; another layout of as many ranks.
+    encoder divided, or another layout of as many ranks; and last what takes something away: one transformer alone,
+    blocks kept in fp8, or both.
     """
+    return _nearest(plan, ()) or next(filter(None, (_nearest(less, losses) for less, losses in _less(plan))), None)
+
+
+def _nearest(plan: Plan, losses: tuple[str, ...]) -> Choice | None:
     setup = plan.setup
     for families in [setup.offload.offload, *_OFFLOADS]:
         if not set(setup.offload.offload) - {"vae"} <= set(families) | {"vae"}:
+            continue
+        if setup.parallel.shard_weights and "dit" in families:
             continue
         offload = dataclasses.replace(setup.offload, offload=families, resident_blocks=None if families else 0)
         for resident in {setup.vae.vae_resident, False}:
             vae = dataclasses.replace(setup.vae, vae_resident=resident)
             tried = dataclasses.replace(setup, offload=offload, vae=vae)
-            if setup.parallel.shard_weights and "dit" in families:
-                continue
-            choice = Choice(make_plan(plan.model, tried, plan.request, plan.hardware))
-            if choice.plan.fits:
-                return choice
-    best = search(plan.model, setup, plan.request, plan.hardware, gpus=setup.parallel.world_size)
-    return best[0] if best and best[0].plan.fits else None
+            made = make_plan(plan.model, tried, plan.request, plan.hardware)
+            if made.fits:
+                return Choice(made, losses)
+    staged = dataclasses.replace(setup, vae=dataclasses.replace(setup.vae, vae_resident=False))
+    best = search(plan.model, staged, plan.request, plan.hardware, gpus=setup.parallel.world_size)
+    return dataclasses.replace(best[0], losses=losses) if best and best[0].plan.fits else None
+
+
+def _less(plan: Plan) -> Iterator[tuple[Plan, tuple[str, ...]]]:
+    """Yield ``plan`` with less of the model, and what is lost: without references, in fewer bits, both."""
+    model, setup, request = plan.model, plan.setup, plan.request
+    alone, narrow = model, setup
+    if set(PARTITIONS) <= set(model.configs) and not request.with_references:
+        configs = {name: config for name, config in model.configs.items() if name != "transformer_ref"}
+        alone = dataclasses.replace(model, configs=configs)
+        yield dataclasses.replace(plan, model=alone), (_WITHOUT_REFERENCES,)
+    if setup.offload.block_storage == "full" and not setup.parallel.shard_weights:
+        narrow = dataclasses.replace(setup, offload=dataclasses.replace(setup.offload, block_storage="fp8"))
+        yield dataclasses.replace(plan, setup=narrow), (_FEWER_BITS,)
+    if alone is not model and narrow is not setup:
+        yield dataclasses.replace(plan, model=alone, setup=narrow), (_WITHOUT_REFERENCES, _FEWER_BITS)
+
+
+def shortened(plan: Plan) -> Plan:
+    """Return ``plan`` for the shortest video that is looked for."""
+    request = dataclasses.replace(plan.request, frames=_shortest_frames(), pad_seq_len=None)
+    return make_plan(plan.model, plan.setup, request, plan.hardware)
+
+
+def _shortest_frames() -> int:
+    return snap_frames(max(MIN_FRAMES, frames_of_seconds(_SHORTEST)))
 
 
 def longest(plan: Plan, *, started_for: RequestSize | None = None) -> int | None:
@@ -129,8 +169,7 @@ def longest(plan: Plan, *, started_for: RequestSize | None = None) -> int | None
     Args:
         started_for: see `make_plan`.
     """
-    low, high = snap_frames(max(MIN_FRAMES, frames_of_seconds(_SHORTEST))), plan.request.frames
-    lengths = list(range(low, high, 17))
+    lengths = list(range(_shortest_frames(), plan.request.frames, 17))
     best: int | None = None
     while lengths:
         middle = len(lengths) // 2
