@@ -1,13 +1,14 @@
 """Modulation tables in bytes: what a run's tables take, and whether there are to be any.
 
 A transformer's block is modulated by what its AdaLN projection makes of a forward's *levels*, its distinct times: for
-each level and modality two shifts, two scales and two gates of the block's width. Torch-free: ranks count by it before
-they compute anything, the planner before anything is loaded. Raises nothing.
+each level and modality two shifts, two scales and two gates of the block's width. A run's tables lie in host memory;
+the device holds that of the step that runs. Torch-free: ranks count by it before they compute anything, the planner
+before anything is loaded. Raises nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 MODALITIES = 3
 """Video, text and sound: each has rows of its own in a table."""
@@ -33,6 +34,24 @@ def modulation_table_bytes(levels: Iterable[int], *, blocks: int, width: int, el
         element: E, bytes of a value of the type that blocks compute in.
     """
     return sum(levels) * blocks * MODALITIES * FACTORS * width * element
+
+
+_STEPS_AT_LEAST = 4
+"""A step's table may take this part of what a run's may: masks can bring hundreds of levels."""
+
+
+def tables_fit(levels: Sequence[int], *, allowed: int, level_bytes: int) -> bool:
+    """Return whether tables are made: all take at most ``allowed`` bytes, each at most `step_bytes_allowed`.
+
+    Args:
+        levels: N of each table. level_bytes: `modulation_table_bytes` of one level.
+    """
+    return sum(levels) * level_bytes <= allowed and max(levels) * level_bytes <= step_bytes_allowed(allowed)
+
+
+def step_bytes_allowed(allowed: int) -> int:
+    """Return the most bytes that the device holds of tables that may take ``allowed``: a fourth."""
+    return allowed // _STEPS_AT_LEAST
 
 
 def most_levels(*, pictures: bool, sound: bool) -> int:

@@ -360,16 +360,11 @@ class _Job:
         noise: NoiseWorker,
         edit: Edit | None,
     ) -> dict[str, Any]:
-        """Make one output after the other; nothing of one is on the device when the next begins."""
+        """Make one output after the other; of one, only its modulation tables are held when the next begins."""
         facts: dict[str, Any] = {}
         for number in range(request.num_outputs):
             begun = noise if number == 0 else None
             latents = self._denoise(embeds, conditions, request, number, noise=begun, edit=edit)
-            # The next output's steps are the same; until then the device is the VAEs'.
-            if number + 1 < request.num_outputs:
-                self._ctx.modulation.rest()
-            else:
-                self._ctx.modulation.forget()
             facts = self._decode(latents, request, self._outputs.of_output(number))
             del latents
         return facts

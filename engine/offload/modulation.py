@@ -2,8 +2,9 @@
 
 A projection (`placement_modulation`) sees the times of a step and nothing else, and all steps' times are known. So each
 is called once for all steps, with one product a step of exactly that step's times (other groupings change bits), and
-is not needed again: while tables are in use the blocks do without it, and it need not be on the device. The ranks that
-share the sequence share the blocks out and gather the tables; those that share each layer's weights call it together.
+is not needed again: while tables are in use the blocks do without it, and it need not be on the device. The tables rest
+in host memory, and the device holds that of the step that runs. The ranks that share the sequence share the blocks out
+and gather what they made; those that share each layer's weights call it together.
 Promise: outputs equal those without tables bit for bit where the ranks compute alike; every rank computes or none does;
 whatever happens, the blocks have their projections back afterwards. Raises `DataGroupError` and what a forward raises.
 """
@@ -11,7 +12,6 @@ whatever happens, the blocks have their projections back afterwards. Raises `Dat
 from __future__ import annotations
 
 import inspect
-import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -25,9 +25,14 @@ from torch import nn
 from ..contract.words import bytes_in_words
 from ..parallel.collectives import gather_uneven
 from ..parallel.guard import torch_collectives
-from ..parallel.rows import apportion
 from ..parallel.sharding import SequenceParallel, sequence_parallel_of
-from ..placement_modulation import FACTORS, MODALITIES, keeps_modulation_apart, modulation_table_bytes
+from ..placement_modulation import (
+    FACTORS,
+    MODALITIES,
+    keeps_modulation_apart,
+    modulation_table_bytes,
+    tables_fit,
+)
 from ..rank_options import OffloadOptions
 
 logger = logging.getLogger(__name__)
@@ -40,9 +45,9 @@ Projections = Callable[[Any], AbstractContextManager[None]]
 """Given a transformer: its blocks' projections can be called inside the context, from wherever they are kept."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Tables:
-    """The tables of one run.
+    """The tables of one run, in host memory.
 
     Attributes:
         transformer: whose. times: [N] of each step. numbers: the table of each step.
@@ -52,7 +57,7 @@ class _Tables:
     transformer: Any
     times: Sequence[torch.Tensor]
     numbers: Sequence[int]
-    rows: list[torch.Tensor]
+    rows: Sequence[torch.Tensor]
 
     def serve(self, transformer: Any, times: Sequence[torch.Tensor]) -> bool:
         """Whether they are those of ``transformer`` and of steps with these ``times``."""
@@ -61,11 +66,6 @@ class _Tables:
             and len(self.times) == len(times)
             and all(torch.equal(a, b) for a, b in zip(self.times, times, strict=True))
         )
-
-    def move(self, device: torch.device) -> None:
-        """Move them, one after the other."""
-        for number, rows in enumerate(self.rows):
-            self.rows[number] = rows.to(device)
 
 
 class Modulation:
@@ -103,18 +103,13 @@ class Modulation:
             with self._projections(transformer):
                 yield lambda step: None
             return
-        with _InPlace(tables) as in_place:
+        with _InPlace(tables, device) as in_place:
             yield in_place.show
 
     @property
     def held(self) -> int:
-        """Bytes of the tables that are kept, on the device or in host memory."""
+        """Bytes of the tables that are kept in host memory."""
         return 0 if self._made is None else sum(rows.nbytes for rows in self._made.rows)
-
-    def rest(self) -> None:
-        """Keep the tables in host memory until the next run: something else needs the device."""
-        if self._made is not None:
-            self._made.move(torch.device("cpu"))
 
     def forget(self) -> None:
         """Drop the tables."""
@@ -126,15 +121,16 @@ class Modulation:
         if not keeps_modulation_apart(modulation_tables_mb=self._tables_mb, shard_weights=sharded):
             return None
         if self._made is not None and self._made.serve(transformer, times):
-            self._made.move(device)
             return self._made
         self._made = None
         distinct, numbers = _distinct(times)
-        size = _size(transformer, distinct)
-        if size > self._tables_mb * 10**6:
+        levels, level_bytes = [step.numel() for step in distinct], _level_bytes(transformer)
+        if not tables_fit(levels, allowed=self._tables_mb * 10**6, level_bytes=level_bytes):
             logger.info(
-                "no modulation tables: %d steps would take %s, more than --modulation-tables-mb %d",
-                *(len(times), bytes_in_words(size), self._tables_mb),
+                "no modulation tables: those of %d steps would take %s, the largest %s; --modulation-tables-mb is %d",
+                len(times),
+                *(bytes_in_words(count * level_bytes) for count in (sum(levels), max(levels))),
+                self._tables_mb,
             )
             return None
         with self._projections(transformer):
@@ -155,11 +151,11 @@ def _distinct(times: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[i
     return distinct, numbers
 
 
-def _size(transformer: Any, times: Sequence[torch.Tensor]) -> int:
-    """Return the bytes of the tables of ``times``."""
+def _level_bytes(transformer: Any) -> int:
+    """Return the bytes of a table of one level."""
     projection = transformer.transformer_blocks[0].adaln_proj
     return modulation_table_bytes(
-        [step.numel() for step in times],
+        [1],
         blocks=len(transformer.transformer_blocks),
         width=projection.hidden_size,
         element=get_parameter_dtype(projection.linear).itemsize,
@@ -167,26 +163,42 @@ def _size(transformer: Any, times: Sequence[torch.Tensor]) -> int:
 
 
 def _compute(transformer: Any, times: Sequence[torch.Tensor], parallel: SequenceParallel | None) -> list[torch.Tensor]:
-    """Return `_Tables.rows` of ``times``, whole on every rank of the active strategy."""
+    """Return `_Tables.rows` of ``times``, whole on every rank of the active strategy.
+
+    In each round every rank computes one block's tables, and all get them: on the device there are never more.
+    """
     blocks = transformer.transformer_blocks
-    strategy = None if parallel is None else parallel.strategy
-    shares = (len(blocks),) if strategy is None else apportion(len(blocks), strategy.weights)
-    bounds = list(itertools.pairwise(itertools.accumulate(shares, initial=0)))
-    own = 0 if strategy is None else strategy.index
     projection = blocks[0].adaln_proj
     width, dtype = FACTORS * projection.hidden_size, get_parameter_dtype(projection.linear)
-    tables = [step.new_empty((len(blocks), MODALITIES * step.numel(), width), dtype=dtype) for step in times]
-    split = parallel is not None and parallel.mesh.layout.tp_degree > 1
-    with torch_collectives(parallel.mesh) if parallel is not None and split else nullcontext():
+    heights = [MODALITIES * step.numel() for step in times]
+    tables = [torch.empty((len(blocks), height, width), dtype=dtype) for height in heights]
+    ranks, own = (1, 0) if parallel is None else (len(parallel.strategy.weights), parallel.strategy.index)
+    with _calling(parallel):
         embeddings = [_embed(transformer, step) for step in times]
-        # A projection may have to come from host memory: each is called once for all steps, not once a step.
-        for number in range(*bounds[own]):
-            for table, made in zip(tables, _project(blocks[number].adaln_proj, embeddings), strict=True):
-                torch.cat(made, -1, out=table[number])
-    if parallel is not None and strategy is not None and strategy.axis is not None:
-        for table in tables:
-            _gather(table, bounds, parallel, axis=strategy.axis, own=own)
+    for first in range(0, len(blocks), ranks):
+        mine = times[0].new_empty(0, dtype=dtype)
+        if first + own < len(blocks):
+            with _calling(parallel):
+                mine = _project(blocks[first + own].adaln_proj, embeddings)
+        counts = [sum(heights) * width if first + rank < len(blocks) else 0 for rank in range(ranks)]
+        for number, made in enumerate(_exchange(mine, counts, parallel)[: len(blocks) - first], first):
+            for table, rows in zip(tables, torch.split(made.cpu().view(-1, width), heights), strict=True):
+                table[number] = rows
     return tables
+
+
+def _calling(parallel: SequenceParallel | None) -> AbstractContextManager[None]:
+    """Return what the transformer's layers are called in: where ranks share them, they communicate."""
+    split = parallel is not None and parallel.mesh.layout.tp_degree > 1
+    return torch_collectives(parallel.mesh) if parallel is not None and split else nullcontext()
+
+
+def _exchange(mine: torch.Tensor, counts: Sequence[int], parallel: SequenceParallel | None) -> list[torch.Tensor]:
+    """Return what each rank of the active strategy made, [counts[i]] values; this one's is ``mine``."""
+    axis = None if parallel is None else parallel.strategy.axis
+    if parallel is None or axis is None:
+        return [mine]
+    return gather_uneven(mine, counts, mesh=parallel.mesh, axis=axis, kind=KIND)
 
 
 def _embed(transformer: Any, times: torch.Tensor) -> torch.Tensor:
@@ -197,29 +209,19 @@ def _embed(transformer: Any, times: torch.Tensor) -> torch.Tensor:
     return embedding
 
 
-def _project(projection: nn.Module, embeddings: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
-    """Return what ``projection`` makes of each of ``embeddings``, in one call of the module: its hooks run once."""
+def _project(projection: nn.Module, embeddings: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return what ``projection`` makes of each of ``embeddings``, flat, one after the other.
+
+    The module is called once for all, so that what brings its weights for a call does so once.
+    """
     plain, own = projection.forward, projection.__dict__.get("forward")
-    projection.forward = lambda several: [plain(embedding) for embedding in several]
+    projection.forward = lambda several: [torch.cat(plain(embedding), -1).flatten() for embedding in several]
     try:
-        made: list[tuple[torch.Tensor, ...]] = projection(embeddings)
+        return torch.cat(projection(embeddings))
     finally:
         del projection.forward
         if own is not None:
             projection.forward = own
-    return made
-
-
-def _gather(
-    table: torch.Tensor, bounds: Sequence[tuple[int, int]], parallel: SequenceParallel, *, axis: str, own: int
-) -> None:
-    """Fill in the blocks of ``table`` that the other ranks of ``axis`` computed; rank i has those of bounds[i]."""
-    counts = [(stop - start) * table[0].numel() for start, stop in bounds]
-    mine = table[slice(*bounds[own])].flatten()
-    parts = gather_uneven(mine, counts, mesh=parallel.mesh, axis=axis, kind=KIND)
-    for rank, ((start, stop), part) in enumerate(zip(bounds, parts, strict=True)):
-        if rank != own:
-            table[start:stop] = part.view_as(table[start:stop])
 
 
 class _Known(nn.Module):
@@ -236,14 +238,20 @@ class _InPlace:
     They come as an argument, so that a compiled block sees one more tensor of its kind, not another module.
     """
 
-    def __init__(self, tables: _Tables) -> None:
+    def __init__(self, tables: _Tables, device: torch.device) -> None:
         self._tables = tables
+        self._device = device
+        self._number = -1
         self._rows: torch.Tensor | None = None
         self._undo = ExitStack()
 
     def show(self, step: int) -> None:
         """See `Show`."""
-        self._rows = self._tables.rows[self._tables.numbers[step]]
+        if self._number != self._tables.numbers[step]:
+            self._number = self._tables.numbers[step]
+            # The one before goes first: there is room for one.
+            self._rows = None
+            self._rows = self._tables.rows[self._number].to(self._device)
 
     def __enter__(self) -> _InPlace:
         known = _Known()
