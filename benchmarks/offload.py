@@ -225,8 +225,11 @@ def compare_steps(arguments: argparse.Namespace) -> None:
 
 def measure_memory(arguments: argparse.Namespace) -> None:
     """Be one rank of a contender for memory; the first writes what all took."""
+    # What a process takes without weights is not counted.
+    import engine.worker_weights
     from engine.parallel.collectives import collect_json
 
+    assert engine.worker_weights.load_rank
     ranks, host_copies = MEMORY[arguments.be]
     mesh = open_mesh(arguments, ranks)
     collect_json(None, mesh)
