@@ -114,7 +114,7 @@ OPTIONS = (
         "modulation_tables_mb",
         int,
         _OFFLOAD.modulation_tables_mb,
-        "room for a run's modulation computed once, MB of 1e6 bytes a rank; 0: its weights stay with the blocks",
+        "host memory for a run's modulation computed once, MB of 1e6 bytes a rank; 0: its weights stay with the blocks",
         high=10**6,
     ),
     Option(

@@ -15,13 +15,15 @@ from typing import Any
 from .contract.requests import STAGES
 from .contract.words import bytes_in_words
 from .placement import Needs, Placement, plan_placement
-from .planner_activations import StageBytes, always_bytes, rank_needs, rank_stages
+from .planner_activations import StageBytes, always_bytes, rank_needs, rank_stages, table_bytes
 from .planner_request import RequestSize
 from .planner_time import Speeds, StepSeconds, run_seconds, step_seconds
 from .planner_weights import ServedModel, Setup, rank_weights
 from .stacks import FAMILIES
 
 VAES = FAMILIES["vae"]
+TABLES = "modulation_tables"
+"""What modulation tables in host memory go by; every rank has its own."""
 OVERHEAD = 600_000_000
 """Bytes of a device that its driver and libraries take in each process; an assumption, not counted on CPUs."""
 PROCESS = 1_500_000_000
@@ -95,8 +97,8 @@ class Plan:
         seen: set[tuple[str, int]] = set()
         for rank in self.ranks:
             for name, size in rank.host.items():
-                part = (name, self._part_of(rank.rank, name))
-                if name not in VAES and self.setup.offload.host_copies == "shared":
+                if name not in (*VAES, TABLES) and self.setup.offload.host_copies == "shared":
+                    part = (name, self._part_of(rank.rank, name))
                     if part in seen:
                         continue
                     seen.add(part)
@@ -205,6 +207,8 @@ def _plan_rank(model: ServedModel, setup: Setup, rank: int, request: RequestSize
         for name, held in rank_weights(model, setup, rank).items()
         if name in VAES and not setup.vae.vae_resident
     }
+    if "denoise" in beside:
+        host[TABLES] = table_bytes(model, setup, request)
     return RankPlan(rank, placement, host, tuple(stages))
 
 

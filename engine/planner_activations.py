@@ -11,13 +11,26 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from .placement import ComponentWeights, Needs, Stream
-from .placement_modulation import keeps_modulation_apart, modulation_table_bytes
+from .placement_modulation import (
+    keeps_modulation_apart,
+    modulation_table_bytes,
+    step_bytes_allowed,
+    tables_fit,
+)
 from .planner_activations_sound import decode_sound_peak, encode_sound_peak
 from .planner_activations_text import text_encoder_peak
 from .planner_activations_transformer import RankRows, transformer_peak, transformer_sizes
 from .planner_activations_vae import decode_peak, decode_workspace, encode_peak
 from .planner_request import RequestSize
-from .planner_weights import ServedModel, Setup, gathered_bytes, held_bytes, rank_tensors, rank_weights
+from .planner_weights import (
+    ServedModel,
+    Setup,
+    gathered_bytes,
+    held_bytes,
+    rank_tensors,
+    rank_weights,
+    unpacked_bytes,
+)
 from .rank_options import PARTITIONS
 from .stacks import FAMILIES
 
@@ -32,8 +45,9 @@ class StageBytes:
     Attributes:
         activations: what its model's forward allocates, keys and values of other ranks apart.
         remote: keys and values of other ranks (Ulysses, ring) that are held at once.
-        tables: modulation tables, or the modulation's buffers.
-        gathered: blocks of weights that are gathered for the time of their forward (`shard_weights`).
+        tables: one step's modulation table, or the modulation's buffers.
+        gathered: weights that are put together for the time of their use: blocks gathered from other ranks
+            (`shard_weights`), a layer's weight unpacked (`block_storage`).
         vae: weights of the VAE that is brought in for the stage; 0 where the VAEs stay.
         workspace: gather buffers of tiles, in use or kept since the last video.
     """
@@ -93,7 +107,8 @@ def _stages(
         if stage == "encode_prompt":
             there = "text_encoder" in weights
             peak = text_encoder_peak(model, setup, request) if there else 0
-            made[stage] = StageBytes(activations=peak, workspace=kept)
+            unpacked = unpacked_bytes(model, setup, "text_encoder") if there else 0
+            made[stage] = StageBytes(activations=peak, gathered=unpacked, workspace=kept)
         elif stage == "encode_media":
             choices = [StageBytes(workspace=kept), *_encodings(model, setup, rank, request, weights, kept=kept)]
             made[stage] = max(choices, key=lambda choice: choice.total)
@@ -123,51 +138,72 @@ def _denoise(
     sizes = transformer_sizes(model)
     name = next(name for name in PARTITIONS if name in weights)
     item = 4 if setup.dtype == "fp32" else 2
-    tables = table_bytes(model, setup, request)
     buffers = Stream(weights[name].modulation, frozenset()).device_bytes
     # The masks of an edit, which nobody knows yet, may bring more times than tables are allowed for.
-    calls = _size_of_tables(model, setup, request, levels=request.levels) > _allowed(setup)
+    calls = not _fit(model, setup, request, levels=request.levels)
     peak = transformer_peak(model, setup, request, rows, tables=not calls)
     remote = min(peak, rows.remote_bytes(sizes.head_dim * item))
-    # Tables are made before the first forward, out of the buffers; without tables the buffers are there in each.
-    made = tables + max(0, buffers - peak) if tables else 0
+    tables = max(_with_tables(model, setup, request, buffers=buffers, peak=peak), buffers if calls else 0)
     return StageBytes(
         activations=peak - remote,
         remote=remote,
-        tables=max(made, buffers if calls else 0),
-        gathered=gathered_bytes(model, setup, name),
+        tables=tables,
+        gathered=gathered_bytes(model, setup, name) + unpacked_bytes(model, setup, name),
         workspace=kept,
     )
 
 
+def _with_tables(model: ServedModel, setup: Setup, request: RequestSize, *, buffers: int, peak: int) -> int:
+    """Return what a run with tables takes of the device besides the ``peak`` of its forwards.
+
+    In a forward that is one step's table. They are made before the first one, out of the ``buffers``, a block a rank at
+    a time: what a rank made is put together, repeated for the n - 1 others, and received from them.
+    """
+    tables = table_bytes(model, setup, request)
+    if not tables:
+        return 0
+    made = 2 * setup.parallel.sequence_degree * tables // transformer_sizes(model).layers
+    return max(step_table_bytes(model, setup, request), buffers + made - peak)
+
+
 def makes_tables(model: ServedModel, setup: Setup, request: RequestSize) -> bool:
-    """Whether the modulation of ``request`` comes from tables; of an edit, whether it does with masks of one level."""
-    levels = request.levels - request.mask_levels
-    return _size_of_tables(model, setup, request, levels=levels) <= _allowed(setup)
+    """Whether the modulation of ``request`` comes from tables; of an edit, whether it does if its masks allow."""
+    return _fit(model, setup, request, levels=request.levels - request.mask_levels)
 
 
 def table_bytes(model: ServedModel, setup: Setup, request: RequestSize) -> int:
-    """Return the most bytes of a run's modulation tables; 0: there are none.
+    """Return the most bytes of host memory that a run's modulation tables take; 0: there are none.
 
     Those of an edit take what is allowed, unless the times that masks can bring take less.
     """
     if not makes_tables(model, setup, request):
         return 0
-    return min(_size_of_tables(model, setup, request, levels=request.levels), _allowed(setup))
+    return min(request.levels * request.steps * _level_bytes(model, setup), _allowed(setup))
+
+
+def step_table_bytes(model: ServedModel, setup: Setup, request: RequestSize) -> int:
+    """Return the most bytes of one step's modulation table, which the device holds; 0: there are none."""
+    if not makes_tables(model, setup, request):
+        return 0
+    return min(request.levels * _level_bytes(model, setup), step_bytes_allowed(_allowed(setup)))
+
+
+def _fit(model: ServedModel, setup: Setup, request: RequestSize, *, levels: int) -> bool:
+    level = _level_bytes(model, setup)
+    return tables_fit([levels] * request.steps, allowed=_allowed(setup), level_bytes=level)
 
 
 def _allowed(setup: Setup) -> int:
-    """Return the bytes that tables may take; -1: none are made."""
+    """Return the bytes that tables may take; 0: none are made."""
     allowed = setup.offload.modulation_tables_mb
     apart = keeps_modulation_apart(modulation_tables_mb=allowed, shard_weights=setup.parallel.shard_weights)
-    return allowed * _MEGABYTE if apart else -1
+    return allowed * _MEGABYTE if apart else 0
 
 
-def _size_of_tables(model: ServedModel, setup: Setup, request: RequestSize, *, levels: int) -> int:
+def _level_bytes(model: ServedModel, setup: Setup) -> int:
     sizes = transformer_sizes(model)
-    return modulation_table_bytes(
-        [levels] * request.steps, blocks=sizes.layers, width=sizes.hidden, element=4 if setup.dtype == "fp32" else 2
-    )
+    element = 4 if setup.dtype == "fp32" else 2
+    return modulation_table_bytes([1], blocks=sizes.layers, width=sizes.hidden, element=element)
 
 
 def _encodings(

@@ -125,8 +125,8 @@ class OffloadOptions:
         offload: families (`stacks.FAMILIES`) whose blocks stream from host memory; of ``vae`` nothing follows.
         resident_blocks: blocks of each streamed stack that stay on the device; None: as many as fit.
         block_storage: ``full``, the compute type; ``fp8`` or ``int8`` for the weights of the block stacks' layers.
-        modulation_tables_mb: megabytes (1e6 bytes) that tables of one run's modulation may take; 0: no tables, the
-            modulation's projections stay with their blocks.
+        modulation_tables_mb: megabytes (1e6 bytes) of a rank's host memory that tables of one run's modulation may
+            take; 0: no tables, the modulation's projections stay with their blocks.
         host_copies: ``shared``, ranks of one host share one copy of the weights that stream; ``own``, each has its own.
         gpu_memory: gigabytes (1e9 bytes) that a rank may use on its device; None: what the device has.
         host_memory: the same of the host's memory for all its ranks together; None: what the host has.

@@ -22,7 +22,7 @@ from engine.parallel.layout import Layout
 from engine.parallel.mesh import Mesh
 from engine.parallel.sharding import apply_sequence_parallel
 from engine.placement_modulation import modulation_table_bytes, most_levels
-from engine.planner_activations import table_bytes
+from engine.planner_activations import step_table_bytes, table_bytes
 from engine.planner_request import RequestSize
 from engine.planner_sizes import RELEASED
 from engine.planner_weights import ServedModel, Setup
@@ -221,7 +221,9 @@ def told(small_checkpoint: Path) -> dict[str, dict[str, int]]:
     return found
 
 
-def test_while_denoising_the_device_has_one_steps_table_and_not_the_projections(told: dict[str, dict[str, int]]) -> None:
+def test_while_denoising_the_device_has_one_steps_table_and_not_the_projections(
+    told: dict[str, dict[str, int]],
+) -> None:
     without, tables = told["projections with their blocks"], told["tables"]
     small = PRESETS["small"]
     projections = small.layers * (small.time + 1) * 18 * small.hidden * 4
@@ -280,6 +282,10 @@ def test_the_planner_leaves_an_edit_what_its_masks_may_ask_of_tables() -> None:
     assert table_bytes(model, setup, size) == 100 * level
     # A mask of zeros and ones has one time more in each stream; of one with fractions nobody knows.
     assert table_bytes(model, setup, dataclasses.replace(size, mask_levels=2)) == 200 * level
-    assert table_bytes(model, setup, dataclasses.replace(size, mask_levels=512)) == 4_000_000_000
+    edit = dataclasses.replace(size, mask_levels=512)
+    assert table_bytes(model, setup, edit) == 4_000_000_000
+    # On the device there is one step's table.
+    assert step_table_bytes(model, setup, size) == 2 * level
+    assert step_table_bytes(model, setup, edit) == 1_000_000_000
     small = dataclasses.replace(setup, offload=OffloadOptions(modulation_tables_mb=500))
     assert table_bytes(model, small, size) == 0

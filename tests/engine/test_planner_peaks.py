@@ -12,7 +12,7 @@ import torch
 
 from engine.checkpoint import open_checkpoint
 from engine.placement import compute_dtype
-from engine.planner_activations import StageBytes, always_bytes, rank_needs, rank_stages, table_bytes
+from engine.planner_activations import StageBytes, always_bytes, rank_needs, rank_stages, step_table_bytes
 from engine.planner_activations_transformer import RankRows, transformer_peak
 from engine.planner_activations_vae import TileCount, count_chunks, slot_count, vae_weights
 from engine.planner_request import MediumSize, RequestSize
@@ -74,7 +74,7 @@ def plan_stage(model: ServedModel, setup: Setup, size: RequestSize, name: str, s
         "sound": MediumSize(audio=size.audio_latents),
     }
     found = rank_stages(model, setup, 0, replace(size, media=(media[name],) if name in media else ()))[stage]
-    tables = table_bytes(model, setup, size) if stage == "denoise" else 0
+    tables = step_table_bytes(model, setup, size) if stage == "denoise" else 0
     workspace = found.workspace if stage == "decode_video" else 0
     return found.activations + found.vae + tables + workspace
 
