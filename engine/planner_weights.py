@@ -8,6 +8,7 @@ Torch-free; raises nothing: the layout was checked (`config_layout.check_layout`
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -16,7 +17,7 @@ from .checkpoint import Checkpoint, needed_components
 from .contract.limits import ModelFacts
 from .contract.requests import STAGES
 from .layout import Layout
-from .placement import ComponentWeights, Held, component_weights, compute_dtype, stored
+from .placement import ITEM_BYTES, ComponentWeights, Held, component_weights, compute_dtype, is_reduced, stored
 from .placement_modulation import keeps_modulation_apart
 from .planner_shapes import component_shapes, is_computed
 from .planner_shapes_layers import Shape
@@ -159,6 +160,18 @@ def gathered_bytes(model: ServedModel, setup: Setup, component: str) -> int:
             padded = -(-held.shape[0] // share.shared) * share.shared * held.bytes // held.shape[0]
             blocks[block] = blocks.get(block, 0) + padded
     return 2 * max(blocks.values())
+
+
+def unpacked_bytes(model: ServedModel, setup: Setup, component: str) -> int:
+    """Return the bytes of the largest weight that is kept in fewer bits, in the compute type; 0 where there is none.
+
+    Such a copy of one layer's weight is there for the time of its product (`offload.storage`).
+    """
+    if setup.offload.block_storage == "full":
+        return 0
+    item = ITEM_BYTES[setup.dtype]
+    tensors = rank_tensors(model, setup, component).items()
+    return max(math.prod(held.shape) * item for name, held in tensors if is_reduced(component, name, held.shape))
 
 
 def held_bytes(tensors: Mapping[str, Held]) -> int:

@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed import HashStore
 
 from engine import packages
+from engine.checkpoint import open_checkpoint
 from engine.config import OPTIONS
 from engine.config_offload import resolve_offload
 from engine.contract.errors import ConfigError
@@ -32,7 +33,9 @@ from engine.parallel.layout import Layout
 from engine.parallel.mesh import Mesh
 from engine.parallel.sharding import apply_sequence_parallel
 from engine.placement import Held, Needs, compute_dtype, flat_bytes, is_reduced, stored
-from engine.rank_options import RankOptions
+from engine.planner_weights import ServedModel, Setup, unpacked_bytes
+from engine.rank_options import OffloadOptions, ParallelOptions, RankOptions
+from tests.support.live_bytes import LiveBytes
 from tests.support.rank_group import run_on_ranks
 from tests.support.side_folder import find_torchao
 from tests.support.stages import CPU
@@ -220,6 +223,26 @@ def _padding(models: Models) -> int:
     """Return the bytes between the tensors of the transformer's units."""
     inside = [held for name, held in held_tensors(models.transformer).items() if "blocks." in name]
     return flat_bytes(inside) - sum(held.bytes for held in inside)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+def test_a_plan_leaves_room_for_the_copy_that_a_product_takes(
+    models: dict[str, Models], tiny_checkpoint: Path, kind: str
+) -> None:
+    setup = Setup(parallel=ParallelOptions(ulysses_degree=1), offload=OffloadOptions(block_storage=kind), dtype="fp32")
+    served = ServedModel.of(open_checkpoint(tiny_checkpoint))
+    for component in COMPONENTS:
+        taken = 0
+        for name, layer in getattr(models[kind], component).named_modules():
+            if isinstance(layer, nn.Linear) and is_reduced(component, f"{name}.weight", layer.weight.shape):
+                rows = torch.zeros(1, layer.in_features)
+                with torch.no_grad(), LiveBytes() as counter:
+                    made = layer(rows)
+                taken = max(taken, counter.peak - made.nbytes)
+        counted = unpacked_bytes(served, setup, component)
+        assert 0 <= taken - counted <= 0.01 * counted
+        full = dataclasses.replace(setup, offload=OffloadOptions())
+        assert unpacked_bytes(served, full, component) == 0
 
 
 @pytest.mark.ranks
