@@ -165,7 +165,7 @@ def gathered_bytes(model: ServedModel, setup: Setup, component: str) -> int:
 def unpacked_bytes(model: ServedModel, setup: Setup, component: str) -> int:
     """Return the bytes of the largest weight that is kept in fewer bits, in the compute type; 0 where there is none.
 
-    Such a copy of one layer's weight is there for the time of its product (`offload.storage`).
+    Such a copy of one layer's weight is there for the time of its product (`models.storage`).
     """
     if setup.offload.block_storage == "full":
         return 0

@@ -33,10 +33,10 @@ from .devices import pick_device, pick_dtype, share_cores
 from .lifeline import die_with
 from .link import RankLink
 from .models.bundle import Models
+from .models.storage import check_storage
 from .offload.host import share_host_copies
 from .offload.modulation import Modulation
 from .offload.owner import ModelOwner
-from .offload.storage import check_storage
 from .outputs import NoOutputs, Outputs, RelayOutputs
 from .parallel.collectives import collect_json
 from .parallel.compile import check_compiler, compile_blocks

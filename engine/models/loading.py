@@ -1,8 +1,7 @@
 """Loading the components of a checkpoint: only the tensors that this rank keeps, one by one.
 
 Of a component that is divided among ranks (`Division`), a rank reads its own slices alone. Weights that are kept in
-fewer bits (``offload.storage``) are converted as they are read; those that others read (`Elsewhere`) stay without
-memory.
+fewer bits (`storage`) are converted as they are read; those that others read (`Elsewhere`) stay without memory.
 Promise: models are built without memory for their weights, then filled; the result, in full storage, equals what
 diffusers' ``load_components(dtype=...)`` gives, bit for bit and type for type, with the text encoder cut after layer
 50.
@@ -34,13 +33,13 @@ from transformers import AutoTokenizer
 
 from ..checkpoint import Checkpoint, Component
 from ..contract.errors import ConfigError
-from ..offload.storage import reduce, unpack_in_forwards
 from ..placement import is_reduced
 from ..rank_options import WEIGHTED
 from .bundle import VAES, Models
 from .own_code import own_class, trust
 from .pieces import Division, Piece
 from .processor import load_processor
+from .storage import reduce, unpack_in_forwards
 from .text_encoder import build_text_encoder, checkpoint_name
 
 OnBytes = Callable[[str, int, int], None]

@@ -24,10 +24,10 @@ from engine.config_offload import resolve_offload
 from engine.contract.errors import ConfigError
 from engine.models import loading
 from engine.models.bundle import Models
+from engine.models.storage import FP8, check_storage, reduce, unpack_in_forwards
 from engine.offload.layout import DTYPES, held_tensors
 from engine.offload.owner import ModelOwner, place_models
 from engine.offload.source import OwnMemory
-from engine.offload.storage import FP8, check_storage, reduce, unpack_in_forwards
 from engine.parallel.compile import compile_blocks
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import Mesh
@@ -312,7 +312,7 @@ def test_a_device_that_cannot_do_it_is_told_before_weights_are_read(monkeypatch:
     def cannot(*_: object) -> torch.Tensor:
         raise RuntimeError("no kernel for Float8_e4m3fn\nand a long trace")
 
-    monkeypatch.setattr("engine.offload.storage.reduce", cannot)
+    monkeypatch.setattr("engine.models.storage.reduce", cannot)
     with pytest.raises(ConfigError) as caught:
         check_storage("fp8", CPU, torch.bfloat16)
     assert (caught.value.code, caught.value.field, caught.value.value) == ("start_failed", "block_storage", "fp8")
