@@ -62,6 +62,14 @@ _PLANNED = (
 """Options of ``serve`` that matter to a plan."""
 _SECONDS = 15.0
 _TEXT_ROWS = 512
+_BOUNDS = {
+    "seconds": (0.25, 3600),
+    "steps": (1, 1000),
+    "text_rows": (1, 10**6),
+    "references": (0, 9),
+    "keyframes": (0, 2),
+}
+"""What a request may ask for, from and to."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -179,21 +187,22 @@ def _setup(values: dict[str, Any], devices: Devices, model: ServedModel) -> Setu
     check_layout(parallel, model.facts)
     vae = resolve_vae(values)
     check_tiles(vae, model.facts)
+    accelerator = values["device"] != "cpu"
     return Setup(
         parallel=parallel,
         vae=vae,
         offload=resolve_offload(values),
-        dtype="bf16" if values["dtype"] == "auto" else values["dtype"],
-        accelerator=values["device"] != "cpu",
+        dtype=("bf16" if accelerator else "fp32") if values["dtype"] == "auto" else values["dtype"],
+        accelerator=accelerator,
         stages=tuple(values["stages"]),
     )
 
 
 def _request(arguments: argparse.Namespace, facts: ModelFacts) -> RequestSize:
     width, height = _canvas(arguments, facts)
-    for name, low, high in (("steps", 1, 1000), ("text_rows", 1, 10**6), ("references", 0, 9), ("keyframes", 0, 2)):
+    for name, (low, high) in _BOUNDS.items():
         if not low <= getattr(arguments, name) <= high:
-            raise _bad(name, getattr(arguments, name), f"{name} is {low} to {high}.", f"Use {low} to {high}.")
+            raise _bad(name, getattr(arguments, name), f"{name} is {low:g} to {high:g}.", f"Use {low:g} to {high:g}.")
     frames = geometry.snap_frames(max(geometry.MIN_FRAMES, geometry.frames_of_seconds(arguments.seconds)))
     shown = arguments.keyframes + arguments.references
     vision = (vision_grid(width, height),) * shown

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from .contract import geometry
 from .contract.words import bytes_in_words
-from .planner import Plan, RankPlan, StageMemory
+from .placement import ComponentPlacement
+from .planner import Plan, StageMemory
 from .planner_search import Choice, options_of
 
 _GIGA, _MEGA = ("GB", 1e9), ("MB", 1e6)
@@ -26,7 +27,7 @@ def report(plan: Plan, *, nearest: Choice | None = None, longest: int | None = N
     """
     lines = [f"Configuration: {options_of(plan.setup)}", _request_line(plan), ""]
     lines += _memory_table(plan)
-    lines += ["", *_placement_lines(plan.tightest), _host_line(plan), _seconds_line(plan), ""]
+    lines += ["", *_placement_lines(plan), _host_line(plan), _seconds_line(plan), ""]
     lines += ["It fits."] if plan.fits else [f"It does not fit. {' '.join(plan.problems)}"]
     if not plan.fits:
         lines += _remedies(plan, nearest, longest)
@@ -64,9 +65,13 @@ def _parts(stage: StageMemory) -> list[int]:
     return [weights, beside.activations, beside.remote, beside.tables, beside.vae, beside.workspace, stage.always]
 
 
-def _placement_lines(rank: RankPlan) -> list[str]:
+def _placement_lines(plan: Plan) -> list[str]:
+    """Say where each component lies: on the fullest rank, what that one does not hold on the first that does."""
     lines = []
-    for name, placed in rank.placement.components.items():
+    found: dict[str, ComponentPlacement] = {}
+    for rank in (plan.tightest, *plan.ranks):
+        found = {**rank.placement.components, **found}
+    for name, placed in found.items():
         if not placed.offloaded:
             lines.append(f"{name}: {bytes_in_words(placed.device_bytes)}, all on the device at all times")
             continue
