@@ -120,3 +120,13 @@ def test_a_full_device_is_told_with_what_it_holds_and_the_next_run_works(told: R
 
 def test_auto_keeps_as_many_blocks_as_the_budget_holds(told: Report) -> None:
     assert [layers for _, layers in told["budgets"]["auto"]] == [0, 7, 50]
+
+
+def test_a_divided_layer_rests_on_the_host_and_streams_as_what_it_is(told: Report) -> None:
+    """torch itself would move a DTensor to its mesh's device as soon as it is made."""
+    found = told["divided"]
+    rest, there = ["cpu"], ["hpu"]
+    for name, kind in (("whole", "Parameter"), ("divided", "DTensor")):
+        places = [rest, there, there, rest]
+        assert found[name] == [[kind, *place] for place in places]
+    assert found["same"]

@@ -11,16 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import distributed
 
+from engine.checkpoint import open_checkpoint
 from engine.contract.errors import JobError
 from engine.models.bundle import Models
 from engine.models.home import Home
+from engine.models.loading import load_models
 from engine.offload.modulation import Modulation
 from engine.offload.owner import ModelOwner, place_models
 from engine.offload.source import OwnMemory
+from engine.parallel.weights import WeightDivision, weight_meshes
 from engine.placement import Needs
 from engine.rank_options import RankOptions
-from engine.stages.base import StageContext
+from engine.stacks_shares import TRANSFORMER
+from engine.stages.base import PromptEmbeds, StageContext
 from engine.stages.denoise import denoise
 from engine.stages.encode_prompt import encode_prompt
 from tests.support import stages
@@ -223,6 +228,51 @@ def _auto(bench: Bench) -> list[list[int]]:
     return found
 
 
+def divided(device: FakeDevice, folder: str) -> Report:
+    """A transformer whose layers are divided (over one rank), read to the host: results, and where its weights were."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    mesh, _ = weight_meshes(device.torch, tensor=distributed.group.WORLD, shard=None)
+    made, told = [], {}
+    for name, divisions in {"whole": {}, "divided": {"transformer": WeightDivision(TRANSFORMER, tensor=mesh)}}.items():
+        models = load_models(
+            open_checkpoint(Path(folder)),
+            device=device.torch,
+            dtype=torch.float32,
+            keep=frozenset({"transformer"}),
+            on_bytes=lambda *_: None,
+            divisions=divisions,
+            from_host=frozenset({"transformer"}),
+        )
+        placement = place_models(models, options(offload=("dit",)), device.torch, needs=Needs({}))
+        seen: list[Any] = told.setdefault(name, [])
+        blocks = models.transformer.transformer_blocks
+
+        def look(*_: Any, block: Any = blocks[1], seen: list[Any] = seen) -> None:
+            weight = block.attn.to_q.weight
+            seen.append((type(weight).__name__, weight.device.type))
+
+        look()
+        owner = ModelOwner(models, placement, device.torch, OwnMemory(device.torch), rank=0)
+        blocks[1].register_forward_pre_hook(look)
+        made.append(_denoise_noise(models, owner, device))
+        owner.remove()
+        look()
+    return {**told, "same": torch.equal(*made)}
+
+
+def _denoise_noise(models: Models, owner: ModelOwner, device: FakeDevice) -> torch.Tensor:
+    """Denoise with conditioning that is noise; return the picture's latents."""
+    modulation = Modulation(projections=owner.projections)
+    ctx = StageContext(models, device.torch, lambda *_: None, owner.check, modulation=modulation, owner=owner)
+    noise = torch.randn(1, 7, models.transformer.config.text_dim, generator=torch.Generator().manual_seed(0))
+    embeds = PromptEmbeds(noise.to(device.torch), torch.ones(7, dtype=torch.long, device=device.torch))
+    return denoise(ctx, embeds, **SIZES).video.cpu()
+
+
 def report(device: FakeDevice, folder: str) -> Report:
     """Return all of it."""
-    return {"subsets": subsets(device, folder), "budgets": budgets(device, folder)}
+    return {
+        "subsets": subsets(device, folder),
+        "budgets": budgets(device, folder),
+        "divided": divided(device, folder),
+    }
