@@ -119,8 +119,8 @@ def transformer_peak(model: ServedModel, setup: Setup, request: RequestSize, row
         tables: whether the modulation comes from tables, so that no projection's result is allocated.
     """
     walk = Walk()
-    # What moves and the velocity of the step before; beside conditions what is shown; of an edit source and masks too.
-    states = 2 + bool(request.media) + (4 if request.mask_levels else 0)
+    # The first rows, those that move, the last velocity; beside conditions what is shown; of an edit source and masks.
+    states = 3 + bool(request.media) + (4 if request.mask_levels else 0)
     _Forward(walk, transformer_sizes(model), setup, rows, tables=tables).run(states)
     return walk.peak
 

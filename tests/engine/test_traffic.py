@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine.checkpoint import open_checkpoint
 from engine.parallel.accounting import (
     modulation_bytes,
     sum_bytes,
@@ -15,8 +16,14 @@ from engine.parallel.accounting import (
     tensor_sum_bytes,
     weights_bytes,
 )
+from engine.planner_activations import table_bytes
+from engine.planner_activations_transformer import RankRows, transformer_peak
+from engine.planner_request import RequestSize
+from engine.planner_weights import ServedModel, Setup
+from engine.rank_options import ParallelOptions
 from engine.tiny import PRESETS
 from tests.support.rank_group import run_on_ranks
+from tests.support.traffic_ranks import PEAK_SIZE
 
 pytestmark = pytest.mark.ranks
 
@@ -116,3 +123,19 @@ def test_a_sum_moves_each_part_to_its_rank_and_back_to_all() -> None:
     # n ranks: n - 1 parts of a rank travel to their owners, and its own sum travels to n - 1 ranks.
     for ranks in (1, 2, 3, 5):
         assert sum_bytes(60, ranks) == (ranks - 1) * (60 // ranks) + (ranks - 1) * (60 // ranks)
+
+
+@pytest.mark.parametrize(
+    ("name", "degrees"), [("ulysses", (2, 1, 1)), ("ring", (1, 2, 1)), ("tensor", (1, 1, 2))], ids=str
+)
+def test_a_ranks_forward_peaks_within_fifteen_percent_of_the_plan(
+    two: Found, name: str, degrees: tuple[int, int, int], tiny_checkpoint: Path
+) -> None:
+    ulysses, ring, tensor = degrees
+    layout = ParallelOptions(ulysses_degree=ulysses, ring_degree=ring, tp_degree=tensor)
+    model, setup = ServedModel.of(open_checkpoint(tiny_checkpoint)), Setup(parallel=layout, dtype="fp32")
+    request = RequestSize(**PEAK_SIZE)
+    for rank, found in enumerate(two):
+        rows = RankRows.of(model, setup, rank, request)
+        planned = transformer_peak(model, setup, request, rows, tables=True) + table_bytes(model, setup, request)
+        assert planned == pytest.approx(found["peaks"][name], rel=0.15)

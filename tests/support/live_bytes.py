@@ -35,6 +35,13 @@ class LiveBytes(TorchDispatchMode):
         return out
 
     def _count(self, tensor: torch.Tensor, where: str) -> None:
+        if type(tensor) is not torch.Tensor and hasattr(tensor, "__tensor_flatten__"):
+            # A divided tensor, or one that still travels, has no memory of its own but its parts'.
+            parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+            for part in parts:
+                if isinstance(part, torch.Tensor):
+                    self._count(part, where)
+            return
         storage = tensor.untyped_storage()
         if id(storage) in self._known:
             return
