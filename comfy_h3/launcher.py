@@ -68,13 +68,42 @@ class ParallelSpec:
 
     def flags(self) -> list[str]:
         """Return the options that differ from their defaults."""
-        words = []
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value != field.default:
-                words.append("--" + field.name.replace("_", "-"))
-                words += [] if value is True else [str(value)]
-        return words
+        return _flags(self)
+
+
+@dataclass(frozen=True)
+class MemorySpec:
+    """Where the weights live; each field is an option of ``h3-engine serve``, and its default the engine's.
+
+    Attributes:
+        offload: families separated by commas; empty: none.
+        resident_blocks: a whole number or ``auto``.
+        gpu_memory, host_memory: GB of 1e9 bytes; None: what there is.
+        block_storage: ``full``, ``fp8`` or ``int8``. modulation_tables_mb: MB of 1e6 bytes.
+        vae_resident: on or off.
+    """
+
+    offload: str = ""
+    resident_blocks: str = "0"
+    gpu_memory: float | None = None
+    host_memory: float | None = None
+    block_storage: str = "full"
+    modulation_tables_mb: int = 4000
+    vae_resident: bool = False
+
+    def flags(self) -> list[str]:
+        """Return the options that differ from their defaults."""
+        return _flags(self)
+
+
+def _flags(spec: ParallelSpec | MemorySpec) -> list[str]:
+    words = []
+    for field in fields(spec):
+        value = getattr(spec, field.name)
+        if value != field.default:
+            words.append("--" + field.name.replace("_", "-"))
+            words += [] if value is True else [str(value)]
+    return words
 
 
 @dataclass(frozen=True)
@@ -89,6 +118,7 @@ class EngineSpec:
         dtype: ``auto``, ``fp32`` or ``bf16``.
         parallel: how the ranks share the work.
         stages: that it serves; empty for all.
+        memory: where the weights live.
     """
 
     url: str = ""
@@ -98,6 +128,7 @@ class EngineSpec:
     dtype: str = "auto"
     parallel: ParallelSpec = ParallelSpec()
     stages: tuple[str, ...] = ()
+    memory: MemorySpec = MemorySpec()
 
     @property
     def model_name(self) -> str:
@@ -216,7 +247,7 @@ class LocalEngine:
     def _options(self, model: str, ready: Path) -> list[str]:
         spec = self.spec
         options = ["--model", model, "--port", "0", "--ready-file", str(ready), "--stop-on-eof"]
-        options += ["--device", spec.device, "--dtype", spec.dtype, *spec.parallel.flags()]
+        options += ["--device", spec.device, "--dtype", spec.dtype, *spec.parallel.flags(), *spec.memory.flags()]
         options += ["--stages", ",".join(spec.stages)] if spec.stages else []
         return [*options, "--nproc-per-node", str(spec.ranks)] if spec.ranks else options
 

@@ -192,6 +192,12 @@ def needed_components(stages: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for stage in stages for name in COMPONENTS_OF[stage]))
 
 
+def left_out_children(name: str, stages: Iterable[str]) -> tuple[str, ...]:
+    """Return the children of the component ``name`` that none of ``stages`` needs."""
+    served, halves = tuple(stages), _HALVES.get(name, {})
+    return tuple(child for stage, children in halves.items() if stage not in served for child in children)
+
+
 def _pick_partitions(folders: Mapping[str, Path], asked: tuple[str, ...] | None) -> tuple[str, ...]:
     if asked is not None:
         return asked
@@ -237,9 +243,7 @@ def _check_folders(folder: Path, options: ModelOptions, folders: Mapping[str, Pa
 
 
 def _open_component(name: str, folder: Path, stages: tuple[str, ...], own_code: OwnCode | None) -> Component:
-    left_out = tuple(
-        child for stage, children in _HALVES.get(name, {}).items() if stage not in stages for child in children
-    )
+    left_out = left_out_children(name, stages)
 
     def is_read(tensor: str) -> bool:
         if name == "text_encoder":

@@ -11,7 +11,7 @@ import difflib
 import re
 from collections.abc import Callable, Sequence
 
-from . import cli_client, cli_demo, cli_serve, env
+from . import cli_client, cli_demo, cli_plan, cli_serve, env
 from .cli_output import tell
 from .contract.errors import ConfigError, EngineError, JobCancelled, RequestError
 from .contract.version import ENGINE_VERSION
@@ -22,6 +22,7 @@ _Add = Callable[[argparse.ArgumentParser], None]
 _Run = Callable[[argparse.Namespace], int]
 COMMANDS: dict[str, tuple[str, _Add, _Run]] = {
     "serve": ("start an engine", cli_serve.add_arguments, cli_serve.run),
+    "plan": ("say what a configuration takes before anything is loaded", cli_plan.add_arguments, cli_plan.run),
     "generate": ("make a video on a running engine", cli_client.add_generate_arguments, cli_client.run_generate),
     "decode": ("make the video of latents again", cli_client.add_decode_arguments, cli_client.run_decode),
     "status": ("describe a running engine and its last jobs as JSON", cli_client.add_url, cli_client.run_status),

@@ -17,19 +17,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from aiohttp import web
 
 from .checkpoint import open_checkpoint
+from .cli_options import add_options, config_file, given_options
 from .cli_output import log_to_stderr, say, tell
-from .config import OPTIONS, EngineConfig, build_config
+from .config import EngineConfig, build_config
 from .config_layout import check_layout
 from .config_vae import check_tiles, tile_warnings
 from .contract.errors import ConfigError
 from .contract.words import bytes_in_words
 from .controller import Controller
 from .controller_folder import open_run_folder
+from .planner_capacity import find_capacity
 from .server.app import build_app
 
 logger = logging.getLogger(__name__)
@@ -40,19 +41,8 @@ _REPORT_SECONDS = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add every option of `config.OPTIONS`, and ``--config``."""
-    parser.add_argument("--config", metavar="FILE", help="YAML file of the same options; the command line wins")
-    for option in OPTIONS:
-        default = "" if option.default in (None, False) or option.kind is list else f" (default: {option.default})"
-        words = (option.help + default).replace("%", "%%")
-        if option.kind is bool:
-            parser.add_argument(option.flag, action="store_true", default=argparse.SUPPRESS, help=words)
-        elif option.kind is dict:
-            parser.add_argument(option.flag, action="append", default=argparse.SUPPRESS, metavar="NAME=DIR", help=words)
-        else:
-            kind = str if option.kind in (list, tuple) else option.kind
-            metavar = "|".join(option.choices) if option.choices and option.kind is str else None
-            parser.add_argument(option.flag, type=kind, default=argparse.SUPPRESS, metavar=metavar, help=words)
+    """Add every option of `config.OPTIONS`, ``--config`` and ``--preset``."""
+    add_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -62,17 +52,17 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigError: nothing was started.
     """
     log_to_stderr()
-    given = {option.name: getattr(arguments, option.name) for option in OPTIONS if hasattr(arguments, option.name)}
-    config = build_config(given, Path(arguments.config) if arguments.config else None)
+    config = build_config(given_options(arguments), config_file(arguments), preset=arguments.preset)
     checkpoint = open_checkpoint(config.model, stages=config.stages, options=config.model_options)
     check_layout(config.layout, checkpoint.facts)
     check_tiles(config.vae, checkpoint.facts)
     for warning in tile_warnings(config.vae):
         logger.warning("%s", warning.message)
+    capacity = find_capacity(config, checkpoint)
     # Room for one request in and one result out of the largest allowed size.
     folder = open_run_folder(config.run_dir, room=2 * config.limits.max_body_bytes)
     try:
-        asyncio.run(_serve(config, Controller(config, checkpoint, folder)))
+        asyncio.run(_serve(config, Controller(config, checkpoint, folder, capacity)))
     finally:
         folder.close()
     return 0

@@ -20,21 +20,27 @@ from . import env
 from .checkpoint import peek_facts
 from .config_devices import find_devices
 from .config_layout import resolve_layout
+from .config_offload import resolve_offload
+from .config_presets import preset_file
 from .config_vae import TILE_RANGES, resolve_vae
 from .config_values import Option, check_value
 from .contract.errors import ConfigError
 from .contract.limits import MAX_RANK_WEIGHT, MIN_RANK_WEIGHT, PAD_MULTIPLE, Limits
 from .contract.requests import STAGES
-from .rank_options import COMPONENTS, PARTITIONS, ModelOptions, ParallelOptions, VaeOptions
+from .rank_options import COMPONENTS, PARTITIONS, ModelOptions, OffloadOptions, ParallelOptions, VaeOptions
+from .stacks import FAMILIES
 
 DEVICES = ("auto", "cpu", "cuda", "xpu", "npu")
 DTYPES = ("auto", "fp32", "bf16")
 MEDIA_ENCODE = ("patch", "leader")
+BLOCK_STORAGE = ("full", "fp8", "int8")
+HOST_COPIES = ("shared", "own")
 DEFAULT_PORT = 8190
 
 
 _LIMITS = Limits()
 _VAE = VaeOptions()
+_OFFLOAD = OffloadOptions()
 OPTIONS = (
     Option("model", str, None, "checkpoint folder in diffusers' layout (required)"),
     Option("host", str, "127.0.0.1", "address to listen on; other than loopback needs a token"),
@@ -88,6 +94,59 @@ OPTIONS = (
         high=10**6,
     ),
     Option("release_gather_workspace", bool, False, "give those buffers back whenever a VAE leaves the device"),
+    Option(
+        "offload",
+        list,
+        None,
+        f"families whose blocks stream from host memory: {','.join(FAMILIES)}; all when none is named",
+        tuple(FAMILIES),
+        bare=",".join(FAMILIES),
+    ),
+    Option(
+        "resident_blocks",
+        int,
+        _OFFLOAD.resident_blocks,
+        "blocks of each streamed stack that stay on the device, or auto: as many as fit",
+        high=1000,
+        word="auto",
+    ),
+    Option(
+        "block_storage",
+        str,
+        _OFFLOAD.block_storage,
+        "how the weights of the block stacks are kept: full, or reduced and computed in the compute type",
+        BLOCK_STORAGE,
+    ),
+    Option(
+        "modulation_tables_mb",
+        int,
+        _OFFLOAD.modulation_tables_mb,
+        "host memory for a run's modulation computed once, MB of 1e6 bytes a rank; 0: its weights stay with the blocks",
+        high=10**6,
+    ),
+    Option(
+        "host_copies",
+        str,
+        _OFFLOAD.host_copies,
+        "whether ranks of one host share the copy that blocks stream from, or each has its own",
+        HOST_COPIES,
+    ),
+    Option(
+        "gpu_memory",
+        float,
+        None,
+        "memory of a rank's device that may be used, GB of 1e9 bytes (default: what it has)",
+        low=0.001,
+        high=10**6,
+    ),
+    Option(
+        "host_memory",
+        float,
+        None,
+        "the host's memory that its ranks may use together, GB of 1e9 bytes (default: what it has)",
+        low=0.001,
+        high=10**6,
+    ),
     Option("stages", list, list(STAGES), f"stages to serve, separated by commas: {','.join(STAGES)}", STAGES),
     Option("partitions", list, None, f"transformers to load, separated by commas: {','.join(PARTITIONS)}", PARTITIONS),
     Option(
@@ -155,6 +214,8 @@ class EngineConfig:
         ready_file: where to announce the bound port, or None.
         device: ``auto``, ``cpu``, ``cuda``, ``xpu`` or ``npu``. dtype: ``auto``, ``fp32`` or ``bf16``.
         nproc_per_node: ranks on this host. layout: how they share the work. vae: the same for the VAEs.
+        offload: where the weights live; ``gpu_memory`` is set where the device tells its own.
+        accelerator: whether the ranks have devices of their own.
         stages: the stages served, in the contract's order. model_options: what is loaded of the checkpoint.
         token: the bearer token, or None.
         stop_on_eof: stop when standard input ends.
@@ -173,6 +234,8 @@ class EngineConfig:
     nproc_per_node: int
     layout: ParallelOptions
     vae: VaeOptions
+    offload: OffloadOptions
+    accelerator: bool
     stages: tuple[str, ...]
     model_options: ModelOptions
     token: str | None
@@ -258,18 +321,32 @@ def check_options(data: Mapping[Any, Any]) -> dict[str, Any]:
     return checked
 
 
-def build_config(given: Mapping[str, Any], config_file: Path | None = None) -> EngineConfig:
-    """Merge defaults, ``config_file`` and ``given`` (the command line, which wins), and resolve the rest.
+def merge_options(
+    given: Mapping[str, Any], *, config_file: Path | None = None, preset: str | None = None
+) -> dict[str, Any]:
+    """Return every option's value: the default, else the preset's, else the file's, else the one ``given``.
+
+    Raises:
+        ConfigError: as `read_yaml`, `check_options` and `preset_file`.
+    """
+    values = {option.name: option.default for option in OPTIONS}
+    values |= read_yaml(preset_file(preset)) if preset is not None else {}
+    values |= read_yaml(config_file) if config_file is not None else {}
+    return values | check_options(given)
+
+
+def build_config(
+    given: Mapping[str, Any], config_file: Path | None = None, *, preset: str | None = None
+) -> EngineConfig:
+    """Merge the options (`merge_options`) and resolve the rest.
 
     Args:
         given: only the options that stand on the command line.
 
     Raises:
-        ConfigError: as `read_yaml` and `check_options`, or two values contradict each other or the machine.
+        ConfigError: as `merge_options`, or two values contradict each other or the machine.
     """
-    values = {option.name: option.default for option in OPTIONS}
-    values |= read_yaml(config_file) if config_file is not None else {}
-    values |= check_options(given)
+    values = merge_options(given, config_file=config_file, preset=preset)
     if values["model"] is None:
         raise ConfigError(
             "config_bad_value",
@@ -280,7 +357,8 @@ def build_config(given: Mapping[str, Any], config_file: Path | None = None) -> E
     token = _read_token(values["token_file"])
     _check_host(values["host"], token)
     model = absolute_path(values["model"], field="model")
-    layout = resolve_layout(values, find_devices(values["device"]), peek_facts(model, values["component_dir"] or {}))
+    devices = find_devices(values["device"])
+    layout = resolve_layout(values, devices, peek_facts(model, values["component_dir"] or {}))
     return EngineConfig(
         model=model,
         host=values["host"],
@@ -291,6 +369,8 @@ def build_config(given: Mapping[str, Any], config_file: Path | None = None) -> E
         nproc_per_node=layout.world_size,
         layout=layout,
         vae=resolve_vae(values),
+        offload=resolve_offload(values, device_memory=devices.memory),
+        accelerator=devices.kind != "cpu",
         stages=tuple(values["stages"]),
         model_options=_model_options(values),
         token=token,

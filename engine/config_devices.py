@@ -19,17 +19,26 @@ _PROGRAM = """
 import json, torch
 accelerator = torch.accelerator.current_accelerator(check_available=True)
 count = torch.accelerator.device_count() if accelerator else 0
-print(json.dumps([accelerator.type if accelerator else "cpu", count]))
+try:
+    memory = min((torch.accelerator.get_memory_info(index)[1] for index in range(count)), default=None)
+except (RuntimeError, NotImplementedError):  # a backend that does not tell
+    memory = None
+print(json.dumps([accelerator.type if accelerator else "cpu", count, memory]))
 """
 _TIMEOUT = 180.0
 
 
 @dataclass(frozen=True)
 class Devices:
-    """``count`` devices of ``kind`` (``cpu``, ``cuda``, …); a CPU counts as one."""
+    """``count`` devices of ``kind`` (``cpu``, ``cuda``, …); a CPU counts as one.
+
+    Attributes:
+        memory: bytes of the smallest; None for CPUs, or where nobody tells.
+    """
 
     kind: str
     count: int
+    memory: int | None = None
 
 
 def find_devices(wanted: str) -> Devices:
@@ -55,7 +64,7 @@ def find_devices(wanted: str) -> Devices:
 def _ask_torch() -> Devices:
     try:
         answer = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, timeout=_TIMEOUT, check=True)
-        kind, count = json.loads(answer.stdout.splitlines()[-1])
+        kind, count, memory = json.loads(answer.stdout.splitlines()[-1])
     except (subprocess.SubprocessError, OSError, ValueError, IndexError) as error:
         raise ConfigError(
             "config_bad_value",
@@ -63,4 +72,4 @@ def _ask_torch() -> Devices:
             field="device",
             remedy="Check that this Python can import torch, or use --device cpu.",
         ) from error
-    return Devices(str(kind), int(count) if kind != "cpu" else 1)
+    return Devices(str(kind), int(count), memory) if kind != "cpu" else Devices("cpu", 1)

@@ -26,6 +26,8 @@ class Option:
         choices: the allowed values, of a dict the allowed names; empty: any.
         low: the smallest allowed number.
         high: the largest allowed number; finite for every option that is one.
+        word: a text that is taken in place of a number.
+        bare: the value of the option written without one, on the command line; None: it needs one.
     """
 
     name: str
@@ -35,6 +37,8 @@ class Option:
     choices: tuple[str, ...] = ()
     low: float = 0.0
     high: float = math.inf
+    word: str | None = None
+    bare: str | None = None
 
     @property
     def flag(self) -> str:
@@ -54,6 +58,8 @@ def check_value(option: Option, value: Any) -> Any:
         return _check_numbers(option, value)
     if option.kind is dict:
         return _check_paths(option, value)
+    if option.word is not None and isinstance(value, str):
+        return _check_word(option, value)
     kind = (int, float) if option.kind is float else option.kind
     if not isinstance(value, kind) or (isinstance(value, bool) and option.kind is not bool):
         words = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
@@ -68,6 +74,17 @@ def check_value(option: Option, value: Any) -> Any:
         span = f"{option.low:.15g} to {option.high:.15g}"
         raise _bad(option, value, f"{option.name} is out of its range.", f"Use {span}.")
     return float(value) if isinstance(value, int) and option.kind is float else value
+
+
+def _check_word(option: Option, text: str) -> Any:
+    """Read the word, or a whole number written as text."""
+    if text == option.word:
+        return text
+    try:
+        return check_value(option, int(text))
+    except ValueError:
+        message = f"{option.name} must be a whole number or {option.word}."
+        raise _bad(option, text, message, f"Use {option.low:g} to {option.high:g}, or {option.word}.") from None
 
 
 def _check_list(option: Option, value: Any) -> list[str]:

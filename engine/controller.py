@@ -49,6 +49,7 @@ from .controller_media import MediaDesk, ReadMedia
 from .controller_movies import MovieListener, Movies
 from .controller_stats import Stats
 from .controller_store import JobStore, delete_files
+from .planner_capacity import Capacity
 from .wire import describe_part
 
 logger = logging.getLogger(__name__)
@@ -59,14 +60,22 @@ _REASON_LINES = 30
 class Controller:
     """Jobs of one engine. `start` it, then `submit`; `stop` ends the ranks."""
 
-    def __init__(self, config: EngineConfig, checkpoint: Checkpoint, folder: RunFolder) -> None:
+    def __init__(
+        self, config: EngineConfig, checkpoint: Checkpoint, folder: RunFolder, capacity: Capacity | None = None
+    ) -> None:
+        """Describe the engine; `start` spawns its ranks.
+
+        Args:
+            capacity: what it can take; None: nobody planned, every request is let through.
+        """
         self.config = config
+        self.capacity = capacity
         self.checkpoint = checkpoint
         self.folder = folder
         self.stats = Stats()
         self.jobs = JobStore(config.limits)
         self.cache = JobCache(config, folder)
-        self._fleet = FleetProcess(config, folder, self)
+        self._fleet = FleetProcess(config, folder, self, needs=capacity.needs if capacity else ())
         self._desk = MediaDesk(config, checkpoint.facts, folder, self._media_ended)
         self._queue: deque[Job] = deque()
         self._places: set[str] = set()
@@ -123,11 +132,15 @@ class Controller:
             "stages": list(self.config.stages),
             "ranks": self.config.nproc_per_node,
             "layout": self.config.layout.to_dict(),
+            "offload": self.config.offload.to_dict(),
+            "plan": self.capacity.describe() if self.capacity else None,
             "device": ranks.get("device"),
             "dtype": ranks.get("dtype"),
             "backend": ranks.get("backend"),
             "pids": ranks.get("pids"),
             "weight_bytes": ranks.get("weight_bytes"),
+            "device_weight_bytes": ranks.get("device_weight_bytes"),
+            "host_copy_bytes": ranks.get("host_copy_bytes"),
             "facts": self.checkpoint.facts.to_dict(),
             "limits": self.config.limits.to_dict(),
             "media": dataclasses.asdict(MEDIA_LIMITS),
@@ -150,6 +163,8 @@ class Controller:
                 self.checkpoint.count_tokens, request.prompt, limit=limits.max_prompt_tokens
             )
             plan = check_tokens(plan, tokens, facts=facts, limits=limits)
+        if self.capacity:
+            await asyncio.to_thread(self.capacity.check, plan, headers)
         if "decode_video" in plan.stages:
             plan = dataclasses.replace(plan, warnings=(*plan.warnings, *tile_warnings(self.config.vae)))
         return plan
@@ -258,6 +273,8 @@ class Controller:
         job.plan = finish_media(
             job.plan, media.request, found=media.facts, warnings=media.warnings, facts=facts, limits=limits
         )
+        if self.capacity and isinstance(job.plan.request, Generate):
+            self.capacity.check_generate(job.plan.request, text_tokens=job.plan.text_tokens, parts=media.parts)
         self.jobs.replace_inputs(job, dict(media.parts), media.folder)
         job.hashes, job.reading = media.hashes, False
         for warning in job.plan.warnings[len(known) :]:
@@ -423,6 +440,7 @@ class Controller:
                 self._running = None
                 if error is None:
                     self.cache.keep(job, message["facts"])
+                    job.memory = message["memory"]
                 self._end(job, error, message["facts"])
                 if message["restarting"]:
                     # Only after an error, so that nothing was awaited. `fleet_lost` follows when rank 0 has left.

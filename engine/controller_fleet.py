@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import json
 import logging
 import signal
 import sys
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +23,7 @@ from . import env, link
 from .config import EngineConfig
 from .contract.errors import ConfigError
 from .controller_folder import RunFolder
+from .placement import Needs
 from .rank_options import ParallelOptions, VaeOptions
 
 logger = logging.getLogger(__name__)
@@ -51,8 +54,16 @@ class FleetListener(Protocol):
 class FleetProcess:
     """One fleet process and the link to its rank 0."""
 
-    def __init__(self, config: EngineConfig, folder: RunFolder, listener: FleetListener) -> None:
+    def __init__(
+        self, config: EngineConfig, folder: RunFolder, listener: FleetListener, *, needs: Sequence[Needs] = ()
+    ) -> None:
+        """Describe the fleet; `start` spawns it.
+
+        Args:
+            needs: what the placement of each rank leaves room for; none: nobody planned.
+        """
         self._config = config
+        self._needs = needs
         self._folder = folder
         self._listener = listener
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -92,6 +103,8 @@ class FleetProcess:
             *("--nproc-per-node", str(config.nproc_per_node)),
             *_layout_flags(config.layout),
             *_vae_flags(config.vae),
+            *("--offload-options", json.dumps(config.offload.to_dict())),
+            *("--needs", json.dumps([needs.to_dict() for needs in self._needs])),
             *("--device", config.device),
             *("--dtype", config.dtype),
             *("--stages", ",".join(config.stages)),

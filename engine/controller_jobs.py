@@ -62,6 +62,7 @@ class Job:
         followers: connections that are being sent its events.
         movies: its MP4s while they are written. chunks: its ``frames`` that are not taken yet, while it runs.
         ranks_done: the ranks ended it; what is left is the controller's.
+        memory: what its stages took, see `runner.JobResult`; empty until it is done.
     """
 
     id: str
@@ -85,6 +86,7 @@ class Job:
     movies: Movies | None = None
     chunks: Chunks | None = None
     ranks_done: bool = False
+    memory: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     followers: int = 0
     created: float = field(default_factory=time.time)
@@ -224,6 +226,7 @@ class Job:
             "result": f"/v1/jobs/{self.id}/result" if self.results else None,
             "results": [f"/v1/jobs/{self.id}/result?output={output}" for output in sorted(self.results)],
             "latents": self.latents_path,
+            "memory": self.memory or None,
             "created": self.created,
             "started": self.started,
             "ended": self.ended,

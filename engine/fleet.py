@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import json
 import logging
 import os
 import signal
@@ -28,7 +29,15 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from .lifeline import leave
-from .rank_options import CANNOT_START, ModelOptions, ParallelOptions, RankOptions, VaeOptions, restart_wanted
+from .rank_options import (
+    CANNOT_START,
+    ModelOptions,
+    OffloadOptions,
+    ParallelOptions,
+    RankOptions,
+    VaeOptions,
+    restart_wanted,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +57,8 @@ def parse_arguments(argv: list[str]) -> tuple[RankOptions, argparse.Namespace]:
     parser.add_argument("--nproc-per-node", type=int, required=True, help="ranks")
     _add_layout_arguments(parser)
     _add_vae_arguments(parser)
+    parser.add_argument("--offload-options", type=json.loads, default={}, help="fields of OffloadOptions as JSON")
+    parser.add_argument("--needs", type=json.loads, default=[], help="placement.Needs of each rank as JSON")
     parser.add_argument("--device", required=True, help="auto or a device type")
     parser.add_argument("--dtype", required=True, help="auto, fp32 or bf16")
     parser.add_argument("--stages", required=True, help="comma-separated")
@@ -60,12 +71,14 @@ def parse_arguments(argv: list[str]) -> tuple[RankOptions, argparse.Namespace]:
     options = RankOptions(
         model=arguments.model,
         **{name: getattr(arguments, name) for name in _RESOLVED},
+        **OffloadOptions.from_dict({"offload": (), **arguments.offload_options}).to_dict(),
         device=arguments.device,
         dtype=arguments.dtype,
         stages=tuple(arguments.stages.split(",")),
         model_options=ModelOptions.from_json(arguments.model_options),
         link=arguments.link,
         data_timeout=arguments.data_timeout,
+        needs=tuple(arguments.needs),
     )
     return options, arguments
 

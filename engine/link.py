@@ -15,7 +15,7 @@ Controller → rank 0:
 Rank 0 → controller:
     ``{"op": "loading", "component", "bytes_done", "bytes_total"}``   over all components; monotonic.
     ``{"op": "ready", "info": {"device", "dtype", "world_size", "ulysses_degree", "backend", "pids",
-    "weight_bytes"}}``
+    "weight_bytes", "device_weight_bytes", "host_copy_bytes"}}``
     ``{"op": "failed", "error": {...}}``                              the ranks cannot start; the fleet will end.
     ``{"op": "event", "job_id", "event": {...}}``                     `messages.event_to_dict` without job_id and seq.
     ``{"op": "output", "job_id", "output", "name", "index", "last", "format", "path"}``   a finished file, the
@@ -23,7 +23,8 @@ Rank 0 → controller:
     ``{"op": "movie", "job_id", "output", "name": "audio" | "frames" | "finish", "path"}``
         a file for the MP4's writer, which removes it; ``finish`` has none.
     ``{"op": "kept", "job_id", "kind", "path", "facts"}``             what a stage made, for later jobs.
-    ``{"op": "end", "job_id", "error": null | {...}, "facts": {...}, "restarting": bool, "gather_workspace_bytes"}``
+    ``{"op": "end", "job_id", "error": null | {...}, "facts": {...}, "memory": {...}, "restarting": bool,
+    "gather_workspace_bytes"}``
         the job is over on all ranks; ``restarting``: they take no other, and the fleet starts them again.
 """
 

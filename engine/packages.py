@@ -1,8 +1,8 @@
-"""The packages that only pictures and sound need. The engine runs without them and says what it then cannot do.
+"""The packages that the engine runs without, which then says what it cannot do.
 
 `is_installed` looks without importing, for the server's process, which has no torch. `import_package` imports: only a
 torchvision or torchaudio that was built for the installed torch loads beside it.
-Raises `RequestError` ``missing_package``.
+Raises `RequestError` ``missing_package`` for what a request needs; of an option's, `package_for_option` is the error.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import importlib
 import importlib.util
 from types import ModuleType
 
-from .contract.errors import RequestError
+from .contract.errors import ConfigError, RequestError
 
+OPTION_USES = {"torchao": "weights kept in int8"}
+"""What options cannot do without each package, which nobody installs unasked; pyproject.toml has its versions."""
 USES = {
     "torchvision": "keyframes and references with pictures",
     "torchaudio": "sound of another sample rate than the model's",
 }
-"""What cannot be done without each package."""
+"""What requests cannot do without each package."""
 
 
 def is_installed(name: str) -> bool:
@@ -55,4 +57,21 @@ def missing_package(name: str, *, field: str, reason: str | None = None) -> Requ
         value=name,
         remedy="Run install.py in the pack's folder, or install the version that belongs to the engine's torch into "
         "its environment (requirements-media.txt).",
+    )
+
+
+def package_for_option(name: str, *, field: str, value: object, reason: str | None = None) -> ConfigError:
+    """Return the error for an option that needs the package ``name`` of `OPTION_USES`.
+
+    Args:
+        field, value: of the option. reason: why it does not load; None when it is not installed.
+    """
+    state = "is not installed" if reason is None else f"does not load: {reason}"
+    return ConfigError(
+        "missing_package",
+        f"The engine's Python needs {name} for {OPTION_USES[name]}; it {state}.",
+        field=field,
+        value=value,
+        remedy=f"Install {name} into the engine's environment (pip install --no-deps {name}; pyproject.toml has the "
+        f"versions), or leave --{field.replace('_', '-')} out.",
     )

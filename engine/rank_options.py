@@ -118,7 +118,40 @@ class VaeOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankOptions(ParallelOptions, VaeOptions):
+class OffloadOptions:
+    """Where the weights live; checked by the server (`config_offload`).
+
+    Attributes:
+        offload: families (`stacks.FAMILIES`) whose blocks stream from host memory; of ``vae`` nothing follows.
+        resident_blocks: blocks of each streamed stack that stay on the device; None: as many as fit.
+        block_storage: ``full``, the compute type; ``fp8`` or ``int8`` for the weights of the block stacks' layers.
+        modulation_tables_mb: megabytes (1e6 bytes) of a rank's host memory that tables of one run's modulation may
+            take; 0: no tables, the modulation's projections stay with their blocks.
+        host_copies: ``shared``, ranks of one host share one copy of the weights that stream; ``own``, each has its own.
+        gpu_memory: gigabytes (1e9 bytes) that a rank may use on its device; None: what the device has.
+        host_memory: the same of the host's memory for all its ranks together; None: what the host has.
+    """
+
+    offload: tuple[str, ...] = ()
+    resident_blocks: int | None = 0
+    block_storage: str = "full"
+    modulation_tables_mb: int = 4000
+    host_copies: str = "shared"
+    gpu_memory: float | None = None
+    host_memory: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form, for the ranks and for ``/v1/info``."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(OffloadOptions)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> OffloadOptions:
+        """Read what `to_dict` returned, after a trip through JSON."""
+        return cls(**{**data, "offload": tuple(data["offload"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOptions(ParallelOptions, VaeOptions, OffloadOptions):
     """Options of every rank; checked by the server before.
 
     Attributes:
@@ -129,6 +162,7 @@ class RankOptions(ParallelOptions, VaeOptions):
         data_timeout: seconds that a collective of a job may wait for a peer.
         launch: 0, 1, …: counts the fleet's launches of its ranks.
         fleet: process id of the fleet that launches them.
+        needs: `placement.Needs` of each rank as JSON, for which the placement leaves room; empty: nobody planned.
     """
 
     model: str
@@ -140,6 +174,7 @@ class RankOptions(ParallelOptions, VaeOptions):
     model_options: ModelOptions = ModelOptions()
     launch: int = 0
     fleet: int = 0
+    needs: tuple[Mapping[str, Any], ...] = ()
 
     def to_json(self) -> str:
         """Return one JSON argument."""
@@ -154,6 +189,8 @@ class RankOptions(ParallelOptions, VaeOptions):
             **{
                 **data,
                 "stages": tuple(data["stages"]),
+                "offload": tuple(data["offload"]),
+                "needs": tuple(data["needs"]),
                 "model_options": ModelOptions.from_json(data["model_options"]),
                 "rank_weights": None if weights is None else tuple(weights),
             }

@@ -35,11 +35,15 @@ from .contract.requests import (
     parse_request,
     stages_of,
 )
+from .devices_memory import is_out_of_memory
+from .devices_peaks import StagePeaks
 from .frames import FrameSink, Mp4Frames, TensorFrames
 from .health import describe_latents
 from .masking import Edit
 from .models.bundle import Models
 from .noise import NoiseShapes, NoiseWorker
+from .offload.modulation import Modulation
+from .offload.owner import ModelOwner
 from .outputs import Outputs
 from .packing import latent_grid
 from .parallel.agreement import CONSEQUENCE, Agreement
@@ -58,7 +62,6 @@ from .stages.encode_media import EncodedMedium, encode_media
 from .stages.encode_prompt import encode_prompt
 from .vae.chunks import count_chunks
 from .vae.crew import VaeCrew
-from .vae.memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
@@ -73,20 +76,33 @@ class JobResult:
     Attributes:
         error: `EngineError.to_dict`, or None.
         facts: counts of the result.
+        memory: the most bytes that each stage took, by rank, and what was counted; empty of one that failed.
         must_restart: the ranks cannot serve another job.
     """
 
     error: dict[str, Any] | None
     facts: dict[str, Any] = field(default_factory=dict)
+    memory: dict[str, Any] = field(default_factory=dict)
     must_restart: bool = False
 
 
 class JobRunner:
     """Runs jobs, one after the other, on what this rank holds."""
 
-    def __init__(self, models: Models, vaes: VaeCrew, mesh: Mesh, watchdog: Watchdog) -> None:
+    def __init__(
+        self,
+        models: Models,
+        vaes: VaeCrew,
+        mesh: Mesh,
+        watchdog: Watchdog,
+        modulation: Modulation,
+        *,
+        owner: ModelOwner | None = None,
+    ) -> None:
         self._models = models
+        self._owner = owner
         self._vaes = vaes
+        self._modulation = modulation
         self._mesh = mesh
         self._watchdog = watchdog
 
@@ -98,15 +114,25 @@ class JobRunner:
         """
         agreement = Agreement(self._mesh, cancelled)
         request = parse_request(message["request"])
-        progress = Progress(_planned(request), outputs.event)
-        job = _Job(self._models, self._vaes, agreement, progress, outputs, reuse=Reuse(message, outputs))
+        peaks = StagePeaks(self._mesh.device)
+        progress = Progress(_planned(request), outputs.event, peaks)
+        job = _Job(
+            self._models,
+            self._vaes,
+            agreement,
+            progress,
+            outputs,
+            reuse=Reuse(message, outputs),
+            modulation=self._modulation,
+            owner=self._owner,
+        )
         # All ranks ended the previous job together.
         self._mesh.quiet = True
         self._watchdog.watch_job(message["job_id"])
         try:
             facts = job.perform(request, {name: Path(path) for name, path in message["inputs"].items()})
             agreement.settle()
-            return JobResult(None, facts)
+            return JobResult(None, facts, self._memory(peaks))
         except Exception as error:
             if error is not agreement.outcome:
                 own = not isinstance(error, (DataGroupError, RequestError))
@@ -122,7 +148,13 @@ class JobRunner:
         finally:
             # A decoding that nobody read to its end.
             self._vaes.staging.clear()
+            self._modulation.forget()
             self._watchdog.watch_job(None)
+
+    def _memory(self, peaks: StagePeaks) -> dict[str, Any]:
+        """Return the peaks of all ranks: kind, and bytes by stage in the order of the ranks."""
+        ranks = collect_json(peaks.bytes, self._mesh)
+        return {"kind": peaks.kind, "stages": {stage: [rank.get(stage, 0) for rank in ranks] for stage in peaks.bytes}}
 
     def _fail_together(self, job_id: str, agreement: Agreement, error: EngineError, cause: Exception) -> None:
         """Free the peers that may wait for this rank in a data collective, then end the job with them."""
@@ -189,6 +221,8 @@ class _Job:
         outputs: Outputs,
         *,
         reuse: Reuse,
+        modulation: Modulation,
+        owner: ModelOwner | None,
     ) -> None:
         mesh = vaes.mesh
         self._models = models
@@ -201,7 +235,7 @@ class _Job:
         # Where the ranks' VAEs trade tiles, `crew.collect` says so.
         self._apart = {"decode_audio", "decode_video", "encode_media"}
         self._apart |= set() if mesh.teams else {"encode_prompt"}
-        self._ctx = StageContext(models, mesh.device, self._report, self._boundary, vaes)
+        self._ctx = StageContext(models, mesh.device, self._report, self._boundary, vaes, modulation, owner)
 
     def _boundary(self) -> None:
         """Meet the other ranks before a step of the stage that runs; see `StageContext.boundary`."""
@@ -328,7 +362,7 @@ class _Job:
         noise: NoiseWorker,
         edit: Edit | None,
     ) -> dict[str, Any]:
-        """Make one output after the other; nothing of one is held when the next begins."""
+        """Make one output after the other; of one, only its modulation tables are held when the next begins."""
         facts: dict[str, Any] = {}
         for number in range(request.num_outputs):
             begun = noise if number == 0 else None

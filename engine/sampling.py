@@ -2,13 +2,14 @@
 
 Promise: for the same noise, weights and thread count the rows that come out equal diffusers' bit for bit; rows that an
 edit keeps are the source's (`masking`); one forward of the transformer a step; ``boundary`` before each step and
-``report`` after it. Raises `JobError` when the two schedules of a checkpoint cannot be stepped together, and whatever
-``boundary`` raises.
+``report`` after it. All steps' times are known before the first forward, and given to `Modulation`. Raises `JobError`
+when the two schedules of a checkpoint cannot be stepped together, and whatever ``boundary`` raises.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 
 from .contract.errors import JobError
 from .masking import UNMASKED, Masks, RowMask
+from .offload.modulation import Modulation
 from .packing import PackedLayout
 from .parallel.sharding import sequence_parallel_of
 
@@ -100,6 +102,7 @@ def sample(
     schedules: Schedules,
     boundary: Callable[[], None],
     report: Callable[[int, int], None],
+    modulation: Modulation,
     masks: Masks = UNMASKED,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Denoise both streams.
@@ -108,7 +111,7 @@ def sample(
         transformer: diffusers' transformer, possibly wrapped for parallel attention; it must be for a padded layout.
         video_rows: [Nv, C*p*p] fp32. audio_rows: [Na, Ca] fp32; of both the conditions' rows come first and stay as
             they are. prompt_embeds: [1, L, text_dim]; all on one device.
-        masks: what of a source is kept, and how.
+        modulation: of the transformer's blocks. masks: what of a source is kept, and how.
 
     Returns:
         The denoised video and audio rows of the target.
@@ -121,24 +124,39 @@ def sample(
         inputs |= layout.sequence_inputs()
     else:
         assert layout.used == layout.token_tags.numel(), "only a wrapped transformer leaves padding out"
-    for step in range(schedules.forwards):
-        boundary()
-        times, indices = layout.row_times(
+    steps = _step_times(layout, schedules, video, audio)
+    with ExitStack() as run:
+        for step, (times, indices) in enumerate(steps):
+            boundary()
+            if step == 0:
+                # The ranks may trade tables in data collectives, which are allowed from the first boundary on.
+                show = run.enter_context(modulation.applied(transformer, [times for times, _ in steps], device))
+            show(step)
+            video_velocity, audio_velocity = transformer(
+                hidden_states=video.shown(),
+                audio_hidden_states=audio.shown(),
+                encoder_hidden_states=prompt_embeds,
+                timestep=times.to(device),
+                timestep_indices=indices.to(device),
+                return_dict=False,
+                **inputs,
+            )
+            video.move(step, video_velocity)
+            audio.move(step, audio_velocity)
+            report(step + 1, schedules.forwards)
+    return video.result(), audio.result()
+
+
+def _step_times(
+    layout: PackedLayout, schedules: Schedules, video: _Stream, audio: _Stream
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the distinct times of each step and each row's index into them, on the CPU."""
+    return [
+        layout.row_times(
             float(schedules.video.timesteps[step]),
             float(schedules.audio.timesteps[step]),
             video_rows=video.times(step),
             audio_rows=audio.times(step),
         )
-        video_velocity, audio_velocity = transformer(
-            hidden_states=video.shown(),
-            audio_hidden_states=audio.shown(),
-            encoder_hidden_states=prompt_embeds,
-            timestep=times.to(device),
-            timestep_indices=indices.to(device),
-            return_dict=False,
-            **inputs,
-        )
-        video.move(step, video_velocity)
-        audio.move(step, audio_velocity)
-        report(step + 1, schedules.forwards)
-    return video.result(), audio.result()
+        for step in range(schedules.forwards)
+    ]

@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,7 +33,10 @@ from .devices import pick_device, pick_dtype, share_cores
 from .lifeline import die_with
 from .link import RankLink
 from .models.bundle import Models
-from .models.loading import load_models
+from .models.storage import check_storage
+from .offload.host import share_host_copies
+from .offload.modulation import Modulation
+from .offload.owner import ModelOwner
 from .outputs import NoOutputs, Outputs, RelayOutputs
 from .parallel.collectives import collect_json
 from .parallel.compile import check_compiler, compile_blocks
@@ -42,10 +45,12 @@ from .parallel.layout import Layout
 from .parallel.mesh import Mesh
 from .parallel.sharding import apply_sequence_parallel
 from .parallel.watchdog import EXIT_STATUS, Watchdog
-from .parallel.weights import held_bytes, plan_divisions, text_encoder_ranks
+from .parallel.weights import held_bytes, plan_divisions
 from .rank_options import CANNOT_START, PARTITIONS, WEIGHTED, RankOptions, restart_wanted
 from .runner import JobResult, JobRunner
+from .stacks_shares import kept_components, text_encoder_ranks
 from .vae.crew import VaeCrew, build_crew
+from .worker_weights import load_rank, take_over
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +169,8 @@ class Relay:
         self._job_id = None
         self._cancel.clear()
         message = {"op": "end", "job_id": command["job_id"], "error": result.error, "facts": result.facts}
-        self._link.send({**message, "restarting": result.must_restart, "gather_workspace_bytes": workspace})
+        message |= {"memory": result.memory, "restarting": result.must_restart}
+        self._link.send({**message, "gather_workspace_bytes": workspace})
 
     def loading(self, component: str, done: int, total: int) -> None:
         """Tell how far loading is, not too often."""
@@ -257,6 +263,9 @@ class Worker:
         models = self._together(self._load)
         if models is None:
             return 0
+        owner = take_over(models, self._options, self._copies, mesh=self._mesh, together=self._together)
+        if owner is None:
+            return 0
         for transformer in filter(None, (getattr(models, name) for name in PARTITIONS)):
             apply_sequence_parallel(
                 transformer,
@@ -266,9 +275,10 @@ class Worker:
             )
             if self._options.compile:
                 compile_blocks(transformer)
-        vaes = build_crew(models, self._mesh, self._options, rank_weights=self._options.rank_weights)
-        self._role.ready(self._info(models))
-        return self._serve(JobRunner(models, vaes, self._mesh, self._watchdog), vaes)
+        vaes = build_crew(models, self._mesh, self._options, rank_weights=self._options.rank_weights, others=owner.held)
+        self._role.ready(self._info(models, owner))
+        modulation = Modulation(self._options.modulation_tables_mb, projections=owner.projections)
+        return self._serve(JobRunner(models, vaes, self._mesh, self._watchdog, modulation, owner=owner), vaes)
 
     def _together(self, step: Callable[[], _T]) -> _T | None:
         """Return the result of ``step``; None on all ranks when it failed on one, which the controller is then told."""
@@ -300,6 +310,8 @@ class Worker:
         options, mesh = self._options, self._mesh
         if options.compile:
             check_compiler(self._device)
+        dtype = pick_dtype(options.dtype, self._device)
+        check_storage(options.block_storage, self._device, dtype)
         checkpoint = open_checkpoint(options.model, stages=options.stages, options=options.model_options)
         divisions = plan_divisions(
             mesh,
@@ -315,11 +327,14 @@ class Worker:
         )
         if options.media_encode == "leader" and mesh.layout.rank != 0:
             checkpoint = checkpoint.without("encode_media")
-        models = load_models(
+        self._copies = share_host_copies(options, keep, rank=mesh.layout.rank, device=self._device)
+        models = load_rank(
             checkpoint,
-            device=self._device,
-            dtype=pick_dtype(options.dtype, self._device),
+            options,
+            self._copies,
             keep=keep,
+            device=self._device,
+            dtype=dtype,
             on_bytes=self._role.loading,
             divisions=divisions,
         )
@@ -327,10 +342,16 @@ class Worker:
             guard_collectives(getattr(models, name), mesh)
         return models
 
-    def _info(self, models: Models) -> dict[str, Any]:
+    def _info(self, models: Models, owner: ModelOwner) -> dict[str, Any]:
         layout = self._mesh.layout
         held = sum(held_bytes(getattr(models, name)) for name in WEIGHTED if getattr(models, name) is not None)
-        reports = collect_json({"pid": os.getpid(), "weight_bytes": held}, self._mesh)
+        report = {
+            "pid": os.getpid(),
+            "weight_bytes": held,
+            "device_weight_bytes": owner.device_bytes,
+            "host_copy_bytes": owner.host_bytes,
+        }
+        reports = collect_json(report, self._mesh)
         return {
             "device": self._device.type,
             "dtype": str(models.dtype).removeprefix("torch."),
@@ -338,7 +359,10 @@ class Worker:
             "ulysses_degree": layout.ulysses_degree,
             "backend": self._mesh.backend,
             "pids": [report["pid"] for report in reports],
-            "weight_bytes": [report["weight_bytes"] for report in reports],
+            **{
+                name: [report[name] for report in reports]
+                for name in ("weight_bytes", "device_weight_bytes", "host_copy_bytes")
+            },
         }
 
     def _serve(self, runner: JobRunner, vaes: VaeCrew) -> int:
@@ -362,22 +386,6 @@ def connect_store() -> TCPStore:
     """Return a new connection to the fleet's store; one that waits blocks only its own thread."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return TCPStore(address, port, is_master=False, timeout=_STORE_TIMEOUT)
-
-
-def kept_components(
-    needed: Iterable[str], *, rank: int, text_encoder_ranks: int = 1, vae_on_one_rank: bool = False
-) -> frozenset[str]:
-    """Return what a rank loads: the transformers and the video VAE everywhere, the rest on rank 0 alone.
-
-    Args:
-        needed: the components that the served stages need.
-        text_encoder_ranks: how many ranks, the first ones, hold the text encoder together.
-        vae_on_one_rank: whether rank 0 alone holds the video VAE too.
-    """
-    if rank == 0:
-        return frozenset(needed)
-    shared = {*PARTITIONS, *(() if vae_on_one_rank else ("vae",))}
-    return frozenset(needed) & (shared | {"text_encoder"} if rank < text_encoder_ranks else shared)
 
 
 def main() -> int:

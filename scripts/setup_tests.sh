@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up what only the checks and tests need: setup_tests.sh check|all
 #   check  the test and check tools in .venv, TypeScript in node_modules
-#   all    besides: torchvision and torchaudio in a folder of their own (.cache/oracle)
+#   all    besides: torchvision, torchaudio and torchao in folders of their own (.cache/oracle, .cache/torchao)
 # ComfyUI and Chromium: scripts/setup_comfyui.sh, which needs nothing of this.
 # Each part is skipped when it is there and nothing that it depends on has changed (.cache/stamps).
 set -euo pipefail

@@ -14,6 +14,7 @@ from .keyframes import H3EngineKeyframes
 from .latent_files import H3EngineLoadLatent, H3EngineSaveLatent
 from .latents import H3EngineEmptyLatent
 from .masks import H3EngineLatentMask, H3EngineMaskFromImages
+from .memory import H3EngineMemory
 from .references import H3EngineReferenceAudio, H3EngineReferenceImage, H3EngineReferenceVideo
 from .sample import H3EngineSampler
 
@@ -42,4 +43,5 @@ class H3EngineExtension(ComfyExtension):  # type: ignore[misc]
             H3EngineMaskFromImages,
             H3EngineExtend,
             H3EngineComposite,
+            H3EngineMemory,
         ]

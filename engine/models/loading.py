@@ -1,8 +1,10 @@
 """Loading the components of a checkpoint: only the tensors that this rank keeps, one by one.
 
-Of a component that is divided among ranks (`Division`), a rank reads its own slices alone.
-Promise: models are built without memory for their weights, then filled; the result equals what diffusers'
-``load_components(dtype=...)`` gives, bit for bit and type for type, with the text encoder cut after layer 50.
+Of a component that is divided among ranks (`Division`), a rank reads its own slices alone. Weights that are kept in
+fewer bits (`storage`) are converted as they are read; those that others read (`Elsewhere`) stay without memory.
+Promise: models are built without memory for their weights, then filled; the result, in full storage, equals what
+diffusers' ``load_components(dtype=...)`` gives, bit for bit and type for type, with the text encoder cut after layer
+50.
 Raises `ConfigError` (``checkpoint_invalid``) naming tensor and file. A failure leaves nothing behind.
 """
 
@@ -31,15 +33,19 @@ from transformers import AutoTokenizer
 
 from ..checkpoint import Checkpoint, Component
 from ..contract.errors import ConfigError
+from ..placement import is_reduced
 from ..rank_options import WEIGHTED
 from .bundle import VAES, Models
 from .own_code import own_class, trust
 from .pieces import Division, Piece
 from .processor import load_processor
+from .storage import reduce, unpack_in_forwards
 from .text_encoder import build_text_encoder, checkpoint_name
 
 OnBytes = Callable[[str, int, int], None]
 """(component, bytes done, bytes in all), over all components this rank keeps."""
+Elsewhere = Callable[[str, str], bool]
+"""Whether the tensor of a component, by its name in the model, is read by another rank, which shares it."""
 
 _NOTHING_DIVIDED: Mapping[str, Division] = MappingProxyType({})
 _CLASSES: dict[str, Any] = {
@@ -58,6 +64,9 @@ def load_models(
     keep: frozenset[str],
     on_bytes: OnBytes,
     divisions: Mapping[str, Division] = _NOTHING_DIVIDED,
+    storage: str = "full",
+    from_host: frozenset[str] = frozenset(),
+    elsewhere: Elsewhere = lambda component, tensor: False,
 ) -> Models:
     """Load the components in ``keep`` to ``device``; VAEs to the CPU, whence their owner (``vae.staging``) takes them.
 
@@ -66,6 +75,9 @@ def load_models(
         keep: names of components with weights that ``checkpoint`` was opened for.
         on_bytes: called after each tensor.
         divisions: how components are divided among ranks, by name; the others are loaded whole.
+        storage: how the weights of `placement.is_reduced` are kept: ``full``, ``fp8`` or ``int8``.
+        from_host: components that are loaded to the CPU too, for an owner that brings them to the device.
+        elsewhere: which tensors are not read and stay on the meta device, in the type that they would be kept in.
 
     Raises:
         ConfigError: ``checkpoint_invalid``.
@@ -78,7 +90,7 @@ def load_models(
         audio_scheduler=_load_small(checkpoint, "audio_scheduler", MiniMaxH3Scheduler),
     )
     built = {
-        name: _Built.from_component(checkpoint.components[name], divisions.get(name))
+        name: _Built.from_component(checkpoint.components[name], divisions.get(name), storage, elsewhere)
         for name in WEIGHTED
         if name in keep
     }
@@ -87,7 +99,7 @@ def load_models(
         models.load_processor = functools.partial(load_processor, processor)
     progress = _Progress(on_bytes, sum(part.bytes for part in built.values()))
     for name, part in built.items():
-        where = torch.device("cpu") if name in VAES else device
+        where = torch.device("cpu") if name in VAES or name in from_host else device
         setattr(models, name, part.fill(device=where, dtype=dtype, progress=progress))
     return models
 
@@ -127,6 +139,7 @@ class _Built:
     Attributes:
         named: the name in the checkpoint of each tensor of the model.
         pieces: what is read of the tensors that are not read whole, by the model's names.
+        storage, elsewhere: see `load_models`.
     """
 
     component: Component
@@ -134,9 +147,13 @@ class _Built:
     named: Mapping[str, str]
     division: Division | None
     pieces: Mapping[str, Piece]
+    storage: str
+    elsewhere: Elsewhere
 
     @classmethod
-    def from_component(cls, component: Component, division: Division | None) -> _Built:
+    def from_component(
+        cls, component: Component, division: Division | None, storage: str, elsewhere: Elsewhere
+    ) -> _Built:
         model = _build(component)
         text = component.name == "text_encoder"
         named = {name: (checkpoint_name(name) if text else name) for name in model.state_dict()}
@@ -148,7 +165,7 @@ class _Built:
                 piece = division.piece(name, component.tensors[stored].info.shape)
                 if piece is not None:
                     pieces[name] = piece
-        return cls(component, model, named, division, pieces)
+        return cls(component, model, named, division, pieces, storage, elsewhere)
 
     @property
     def bytes(self) -> int:
@@ -157,6 +174,8 @@ class _Built:
 
     def bytes_of(self, name: str) -> int:
         """Bytes that are read for the model's tensor ``name``."""
+        if self.elsewhere(self.component.name, name):
+            return 0
         stored = self.component.tensors[self.named[name]]
         piece = self.pieces.get(name)
         return stored.bytes if piece is None else stored.bytes // math.prod(stored.info.shape) * piece.numel
@@ -172,14 +191,30 @@ class _Built:
             with _open_weights(self.component, file) as tensors:
                 for name in names:
                     wanted = torch.float32 if fp32.intersection(name.split(".")) else dtype
-                    state[name] = self._wrap(name, _place(self._read(name, tensors), device=device, dtype=wanted))
+                    state[name] = self._keep(name, tensors, device=device, dtype=wanted)
                     progress.add(self.component.name, self.bytes_of(name))
         self.model.load_state_dict(state, assign=True)
-        return self.model.to(device).requires_grad_(False).eval()
+        if any(tensor.is_meta for tensor in state.values()):
+            _place_buffers(self.model, device)
+        else:
+            self.model.to(device)
+        unpack_in_forwards(self.model, self.component.name, storage=self.storage, dtype=dtype)
+        return self.model.requires_grad_(False).eval()
+
+    def _keep(self, name: str, tensors: Any, *, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        """Read a tensor and return it as it is kept; nothing else of it stays."""
+        where = torch.device("meta") if self.elsewhere(self.component.name, name) else device
+        tensor = _place(self._read(name, tensors), device=where, dtype=dtype)
+        if self.storage != "full" and is_reduced(self.component.name, name, tensor.shape):
+            tensor = reduce(tensor, self.storage)
+        return self._wrap(name, tensor)
 
     def _read(self, name: str, tensors: Any) -> torch.Tensor:
         piece = self.pieces.get(name)
         stored = self.named[name]
+        if self.elsewhere(self.component.name, name):
+            info = self.component.tensors[stored].info
+            return torch.empty(info.shape if piece is None else piece.shape, device="meta")
         tensor: torch.Tensor = tensors.get_tensor(stored) if piece is None else piece.read(tensors.get_slice(stored))
         return tensor
 
@@ -230,6 +265,14 @@ def _place(tensor: torch.Tensor, *, device: torch.device, dtype: torch.dtype) ->
     last bits agree, which depend on where in memory a weight is aligned.
     """
     return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else tensor.dtype)
+
+
+def _place_buffers(model: Any, device: torch.device) -> None:
+    """Put what was computed when the model was built, not read, on ``device``."""
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if not buffer.is_meta:
+                setattr(module, name, buffer.to(device))
 
 
 def _check_tensors(component: Component, model: Any, named: dict[str, str]) -> None:

@@ -35,8 +35,8 @@ class Account:
     """The books of one rank.
 
     Attributes:
-        entries: by kind of collective: ``ulysses_qkv``, ``ulysses_out``, ``ring_kv``, ``heads``, ``block``; torch's:
-            ``tensor_sum``, ``tensor_gather``, ``weights``.
+        entries: by kind of collective: ``ulysses_qkv``, ``ulysses_out``, ``ring_kv``, ``heads``, ``block``,
+            ``modulation``; torch's: ``tensor_sum``, ``tensor_gather``, ``weights``.
     """
 
     def __init__(self) -> None:
@@ -175,6 +175,21 @@ def tensor_gather_bytes(levels: int, *, width: int, modalities: int, element: in
         levels: N. width: C. modalities: M. element: E, bytes of a value.
     """
     return gather_bytes(levels * 6 * modalities * width * element // ranks, ranks)
+
+
+def modulation_bytes(
+    levels: Sequence[int], shares: Sequence[int], index: int, *, width: int, modalities: int, element: int
+) -> tuple[int, int]:
+    """Return (sent, received) of one run's gathers of modulation tables at rank i = ``index`` of n.
+
+    sent = (n-1) * B_i * L, received = (B - B_i) * L: B_i blocks of rank i, B their sum, and one block's tables take
+    L = sum(N) * 6*M*C*E bytes.
+
+    Args:
+        levels: N of each table. shares: B_i. width: C. modalities: M. element: E, bytes of a value.
+    """
+    block = sum(levels) * 6 * modalities * width * element
+    return (len(shares) - 1) * shares[index] * block, (sum(shares) - shares[index]) * block
 
 
 def weights_bytes(matrices: Sequence[tuple[int, int]], *, element: int, ranks: int) -> int:

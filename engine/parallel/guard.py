@@ -9,6 +9,8 @@ model let go of the groups, and with that cannot use it again. Raises what the m
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
@@ -23,6 +25,20 @@ _GLOO = "gloo/"
 """Stands in every message of gloo's (a source file); it raises plain RuntimeErrors."""
 
 
+@contextmanager
+def torch_collectives(mesh: Mesh) -> Iterator[None]:
+    """Enter what communicates over groups of ``mesh`` by itself, and turn a group's failures into `DataGroupError`."""
+    mesh.begin_data()
+    try:
+        yield
+    except DataGroupError:
+        raise
+    except RuntimeError as error:
+        if isinstance(error, dist.DistError) or _GLOO in str(error):
+            raise DataGroupError(str(error)) from error
+        raise
+
+
 def guard_collectives(model: Any, mesh: Mesh) -> None:
     """Guard the forward of ``model``, whose layers communicate over groups of ``mesh``."""
     inner = model.forward
@@ -30,15 +46,8 @@ def guard_collectives(model: Any, mesh: Mesh) -> None:
 
     @functools.wraps(inner)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        mesh.begin_data()
-        try:
+        with torch_collectives(mesh):
             return inner(*args, **kwargs)
-        except DataGroupError:
-            raise
-        except RuntimeError as error:
-            if isinstance(error, dist.DistError) or _GLOO in str(error):
-                raise DataGroupError(str(error)) from error
-            raise
 
     model.forward = forward
 

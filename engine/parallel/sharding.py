@@ -74,6 +74,11 @@ class SequenceParallel:
         ]
         setattr(transformer, _MARK, self)
 
+    @property
+    def shares_weights(self) -> bool:
+        """Whether the transformer's weights are sharded, so that its ranks run every block together."""
+        return self._weights_axis is not None
+
     def build(self, name: str) -> Strategy:
         """Return strategy ``name`` of this layout; see `build_strategy`."""
         return build_strategy(name, self.mesh, rank_weights=self._rank_weights)

@@ -20,10 +20,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from ..models.home import local_bytes, plain_parts, rebuilt
 from ..models.pieces import Division, Piece
 from ..rank_options import PARTITIONS
+from ..stacks_shares import TEXT_ENCODER, TRANSFORMER, Split, TensorPlan, text_encoder_ranks
 from .mesh import Mesh
-from .tensor import TEXT_ENCODER, TRANSFORMER, Split, TensorPlan, apply_tensor_parallel, blocks_of
+from .tensor import apply_tensor_parallel, blocks_of
 
 _SHARD, _TENSOR = "shard", "tensor"
 
@@ -76,14 +78,17 @@ class WeightDivision:
         if like is None:
             return local
         assert like.to_local().shape == local.shape, (name, like.to_local().shape, local.shape)
-        return DTensor.from_local(
-            local.contiguous(),
+        local = local.contiguous()
+        # torch would move it to the mesh's device; it may rest on the host, and come to the device in parts.
+        empty = DTensor.from_local(
+            torch.empty_like(local, device="meta"),
             like.device_mesh,
             like.placements,
             run_check=False,
             shape=like.shape,
             stride=like.stride(),
         )
+        return rebuilt(empty, dict.fromkeys((name for name, _ in plain_parts(empty)), local))
 
 
 def _shard_blocks(model: nn.Module, stacks: tuple[str, ...], mesh: DeviceMesh) -> None:
@@ -96,11 +101,6 @@ def _shard_blocks(model: nn.Module, stacks: tuple[str, ...], mesh: DeviceMesh) -
 
 def _vectors(module: nn.Module) -> set[nn.Parameter]:
     return {parameter for parameter in module.parameters() if parameter.dim() < 2}
-
-
-def text_encoder_ranks(degree: int) -> tuple[int, ...]:
-    """Return the ranks that hold a part of the text encoder: the first ones."""
-    return tuple(range(degree))
 
 
 def plan_divisions(
@@ -156,8 +156,4 @@ def weight_meshes(
 
 def held_bytes(model: nn.Module) -> int:
     """Return the bytes of weights that this rank holds between forwards."""
-    return sum(_local(parameter).nbytes for parameter in model.parameters())
-
-
-def _local(parameter: torch.Tensor) -> torch.Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return sum(local_bytes(parameter) for parameter in model.parameters())

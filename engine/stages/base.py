@@ -7,14 +7,18 @@ that was wrapped from outside.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..offload.modulation import Modulation
+
 if TYPE_CHECKING:
     from ..models.bundle import Models
+    from ..offload.owner import ModelOwner
     from ..vae.crew import VaeCrew
 
 
@@ -55,6 +59,9 @@ class StageContext:
         boundary: all ranks call it the same number of times, before each step or chunk; raises `JobCancelled`, or the
             error of whichever rank failed, on every rank together.
         vaes: the owner of the VAEs, through which alone they are used; None where no stage uses one.
+        owner: has the text encoder and the transformers on the device while they are used (`using`); None: they are
+            there.
+        modulation: how the transformers' blocks are modulated; it keeps its tables from one run to the next.
     """
 
     models: Models
@@ -62,3 +69,18 @@ class StageContext:
     report: Callable[[int, int], None]
     boundary: Callable[[], None]
     vaes: VaeCrew | None = None
+    modulation: Modulation = field(default_factory=Modulation)
+    owner: ModelOwner | None = None
+
+    @contextmanager
+    def using(self, name: str, *, stage: str) -> Iterator[Any]:
+        """Have the component ``name`` (no VAE) on the device inside the block; None if this rank does not hold it.
+
+        Raises:
+            JobError: ``out_of_memory`` in ``stage``, on this rank alone.
+        """
+        if self.owner is None:
+            yield getattr(self.models, name)
+            return
+        with self.owner.using(name, stage=stage) as model:
+            yield model

@@ -87,17 +87,21 @@ def denoise(
     masks = UNMASKED
     if edit is not None:
         masks = edit.masks(video_rows, audio_rows, layout=layout, scheduler=models.scheduler, patch=grid.patch)
-    video_rows, audio_rows = sample(
-        models.transformer_ref if conditions.references else models.transformer,
-        video_rows=video_rows,
-        audio_rows=audio_rows,
-        prompt_embeds=embeds.prompt_embeds.to(ctx.device),
-        layout=layout,
-        schedules=set_schedules(models.scheduler, models.audio_scheduler, steps=steps, device=ctx.device),
-        boundary=ctx.boundary,
-        report=ctx.report,
-        masks=masks,
-    )
+    schedules = set_schedules(models.scheduler, models.audio_scheduler, steps=steps, device=ctx.device)
+    # Before the first boundary: a rank without room for it keeps nobody waiting.
+    with ctx.using("transformer_ref" if conditions.references else "transformer", stage="denoise") as transformer:
+        video_rows, audio_rows = sample(
+            transformer,
+            video_rows=video_rows,
+            audio_rows=audio_rows,
+            prompt_embeds=embeds.prompt_embeds.to(ctx.device),
+            layout=layout,
+            schedules=schedules,
+            boundary=ctx.boundary,
+            report=ctx.report,
+            modulation=ctx.modulation,
+            masks=masks,
+        )
     return Latents(unpack_video(video_rows, grid), unpack_audio(audio_rows, grid))
 
 

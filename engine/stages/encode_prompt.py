@@ -44,13 +44,21 @@ def encode_prompt(ctx: StageContext, *, prompt: str, shown: Sequence[Shown] = ()
     Returns:
         prompt_embeds [1, L, text_dim] in the text encoder's type and token_tags [L], both on the rank's device.
     """
-    ctx.boundary()
-    encoder = ctx.models.text_encoder
-    if encoder is None:
-        return None
-    text = _present(ctx, prompt, shown)
+    # Before the boundary: a rank without room for it keeps nobody waiting.
+    with ctx.using("text_encoder", stage="encode_prompt") as encoder:
+        ctx.boundary()
+        if encoder is None:
+            return None
+        text = _present(ctx, prompt, shown)
+        hidden = _run(ctx, encoder, text)
+        ctx.report(1, 1)
+    return PromptEmbeds(hidden, torch.tensor(text.tags, dtype=torch.long, device=ctx.device))
+
+
+def _run(ctx: StageContext, encoder: Any, text: _Presentation) -> torch.Tensor:
+    """Return the hidden states [1, L, text_dim] of ``text``."""
     input_ids = torch.tensor([text.token_ids], dtype=torch.long, device=ctx.device)  # [1, L]
-    hidden = encoder(
+    hidden: torch.Tensor = encoder(
         input_ids=input_ids,
         attention_mask=torch.ones_like(input_ids),
         mm_token_type_ids=torch.tensor([text.type_ids], dtype=torch.long, device=ctx.device),
@@ -60,8 +68,7 @@ def encode_prompt(ctx: StageContext, *, prompt: str, shown: Sequence[Shown] = ()
             for name, value in text.vision.items()
         },
     ).last_hidden_state
-    ctx.report(1, 1)
-    return PromptEmbeds(hidden, torch.tensor(text.tags, dtype=torch.long, device=ctx.device))
+    return hidden
 
 
 @dataclass(frozen=True)

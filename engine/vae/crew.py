@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 
+from ..devices_memory import attempt, exhausted, free_caches
 from ..models.bundle import Models
 from ..parallel.collectives import DataGroupError, bring_to_first
 from ..parallel.mesh import Mesh
 from ..parallel.rows import apportion
 from ..rank_options import VaeOptions
-from .memory import attempt, exhausted, free_caches
 from .staging import VaeStaging
 from .tiles import TileGeometry
 from .workspace import GatherWorkspace
@@ -121,19 +121,25 @@ class VaeCrew:
 
 
 def build_crew(
-    models: Models, mesh: Mesh, options: VaeOptions, *, rank_weights: Sequence[float] | None = None
+    models: Models,
+    mesh: Mesh,
+    options: VaeOptions,
+    *,
+    rank_weights: Sequence[float] | None = None,
+    others: Callable[[], Mapping[str, int]] = dict,
 ) -> VaeCrew:
     """Return the crew of this rank; all ranks use the same options.
 
     Args:
         rank_weights: of the ranks of the sequence, see `ParallelOptions`; those that share a layer's weights are alike.
+        others: says how many bytes of the device other weights take, by component.
     """
     world, tp = mesh.layout.world_size, mesh.layout.tp_degree
     shares = tuple(1.0 if rank_weights is None else rank_weights[rank // tp] for rank in range(world))
     return VaeCrew(
         mesh,
         _alone(shares) if options.vae_on_one_rank else shares,
-        VaeStaging(models, mesh.device, rank=mesh.layout.rank, resident=options.vae_resident),
+        VaeStaging(models, mesh.device, rank=mesh.layout.rank, resident=options.vae_resident, others=others),
         GatherWorkspace(mesh.device, budget=options.gather_workspace_mb * 10**6),
         TileGeometry(options.vae_tile, options.vae_tile_overlap),
         options.release_gather_workspace,

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKLMiniMaxH3Audio
 
+from ..devices_memory import attempt, exhausted
 from .crew import VaeCrew
-from .memory import attempt, exhausted
 from .sound_pieces import LONGEST_WHOLE, cut, decoder_reach, encoder_reach
 
 _SHORT = LONGEST_WHOLE // 4

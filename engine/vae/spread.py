@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from ..contract import geometry
+from ..devices_memory import free_caches
 from ..parallel.collectives import collect_json
 from .chunks import OVERLAP, count_chunks
 from .crew import VaeCrew, Work, collect
-from .memory import free_caches
 from .tiles import Grid, fade_in
 
 _HEAD = geometry.FRAMES_PER_CHUNK

@@ -9,65 +9,44 @@ record is kept all the same. Raises `JobError` ``out_of_memory`` naming what hol
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 
+from ..devices_memory import attempt, exhausted, free_caches
 from ..models.bundle import VAES, Models
-from ..rank_options import WEIGHTED
-from .memory import attempt, exhausted, free_caches
+from ..models.home import Home, plain_parts
 
 logger = logging.getLogger(__name__)
 
 HOME = torch.device("cpu")
 
 
-class _Home:
-    """The tensors of one VAE where they rest; nothing of it is ever copied back, since use does not change it."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._places: list[tuple[nn.Module, str, torch.Tensor]] = []
-        self._plain: list[tuple[nn.Module, str, torch.Tensor]] = []
-        for module in model.modules():
-            named = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-            self._places += [(module, name, tensor) for name, tensor in named]
-            # Weights that a layer computes before each forward (torch's weight_norm) lie outside its parameters.
-            plain = [(name, value) for name, value in vars(module).items() if isinstance(value, torch.Tensor)]
-            self._plain += [(module, name, tensor) for name, tensor in plain]
-
-    def leave_for(self, device: torch.device) -> bool:
-        """Put copies on ``device`` in the tensors' places; True when all are there."""
-        for module, name, tensor in self._places:
-            copy = tensor.to(device)
-            setattr(module, name, nn.Parameter(copy, False) if isinstance(tensor, nn.Parameter) else copy)
-        return True
-
-    def come_back(self) -> None:
-        """Put the tensors themselves back; the copies are free."""
-        for module, name, tensor in [*self._places, *self._plain]:
-            setattr(module, name, tensor)
-
-    def devices(self) -> set[str]:
-        """Types of the devices on which the weights are now."""
-        return {getattr(module, name).device.type for module, name, _ in self._places}
-
-
 class VaeStaging:
     """Both VAEs of one rank; one that it does not hold is None."""
 
-    def __init__(self, models: Models, device: torch.device, *, rank: int, resident: bool) -> None:
+    def __init__(
+        self,
+        models: Models,
+        device: torch.device,
+        *,
+        rank: int,
+        resident: bool,
+        others: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
         """Take over the VAEs of ``models``, which were loaded to `HOME`.
 
         Args:
             resident: keep both on the device, if they fit.
+            others: says how many bytes of the device other weights take, by component.
         """
         self._models = models
+        self._others = others
         self._device = device
         self._rank = rank
-        self._homes = {name: _Home(model) for name in VAES if (model := getattr(models, name)) is not None}
+        self._homes = {name: Home(model) for name in VAES if (model := getattr(models, name)) is not None}
         self._inside: list[str] = []
         self._stay = resident and self._bring_all()
 
@@ -111,11 +90,10 @@ class VaeStaging:
 
     def held(self) -> dict[str, int]:
         """Return the bytes of weights on the device, by component."""
-        found = {}
-        for name in WEIGHTED:
+        found = dict(self._others())
+        for name in self._homes:
             model = getattr(self._models, name)
-            if model is not None:
-                found[name] = sum(_bytes_on(parameter, self._device) for parameter in model.parameters())
+            found[name] = sum(_bytes_on(parameter, self._device) for parameter in model.parameters())
         return found
 
     def _bring_in(self, name: str, stage: str) -> None:
@@ -127,7 +105,7 @@ class VaeStaging:
         """Bring ``name`` in; whether there was room."""
         home, arrived = self._homes[name], False
         try:
-            arrived = attempt(lambda: home.leave_for(self._device)) is not None
+            arrived = bool(attempt(lambda: home.leave_for(self._device)))
         finally:
             if not arrived:
                 home.come_back()
@@ -150,5 +128,4 @@ class VaeStaging:
 
 
 def _bytes_on(parameter: torch.Tensor, device: torch.device) -> int:
-    local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-    return local.nbytes if local.device.type == device.type else 0
+    return sum(part.nbytes for _, part in plain_parts(parameter) if part.device.type == device.type)

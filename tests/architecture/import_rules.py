@@ -15,7 +15,8 @@ COMFYUI_SHIPS = ("torch", "numpy", "PIL", "av", "aiohttp", "safetensors", "yaml"
 HEAVY = ("torch", "diffusers", "transformers", "accelerate", "torchvision", "torchaudio")
 TORCH_FREE = ("engine.contract", "engine.server", "engine.controller", "engine.cache", "engine.planner",
               "engine.config", "engine.env", "engine.checkpoint", "engine.link", "engine.cli", "engine.client",
-              "engine.wire", "engine.layout", "engine.packages", "engine.mux", "engine.__main__")  # fmt: skip
+              "engine.wire", "engine.layout", "engine.packages", "engine.mux", "engine.stacks", "engine.placement",
+              "engine.shared_memory", "engine.__main__")  # fmt: skip
 """Rooms without torch. A suffix belongs to its room: ``engine.cli_demo`` to ``engine.cli``."""
 CONTRACT_WITH_NUMPY = tuple(f"engine.contract.mask_{name}" for name in ("cells", "files", "paint", "shapes"))
 """Masks are computed on both sides of the wire; who needs only their document does without numpy."""
@@ -24,6 +25,7 @@ DISTRIBUTED = ("engine.parallel", "engine.fleet", "engine.worker")
 LAYERS: dict[str, int] = {
     "contract": 0,
     "env": 1, "lifeline": 1, "link": 1, "checkpoint": 1, "wire": 1, "rank_options": 1, "layout": 1, "packages": 1,
+    "stacks": 1, "placement": 1, "shared_memory": 1,
     "config": 2, "client": 2,
     "models": 3, "packing": 3, "conditioning": 3, "masking": 3, "noise": 3, "sampling": 3, "vae": 3, "media": 3,
     "mux": 3, "tiny": 3, "devices": 3, "parallel": 3, "offload": 3,

@@ -20,7 +20,7 @@ from engine.contract.limits import ModelFacts
 from engine.controller_fleet import _layout_flags, _vae_flags
 from engine.fleet import parse_arguments
 from engine.rank_options import ModelOptions, ParallelOptions, RankOptions, VaeOptions
-from engine.worker import kept_components
+from engine.stacks_shares import kept_components
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def test_every_option_can_stand_in_both_places() -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     flags = {flag for action in parser._actions for flag in action.option_strings}
-    assert {option.flag for option in OPTIONS} == flags - {"-h", "--help", "--config"}
+    assert {option.flag for option in OPTIONS} == flags - {"-h", "--help", "--config", "--preset"}
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,10 @@ def test_what_is_loaded_of_the_checkpoint_can_be_chosen_in_both_places(tmp_path:
     flags = "--partitions transformer_ref --component-dir vae=~/x --component-dir tokenizer=/y --trust-remote-code"
     given = vars(parser.parse_args(flags.split()))
     assert (
-        build(tmp_path, model="/a", **{name: given[name] for name in given if name != "config"}).model_options == wanted
+        build(
+            tmp_path, model="/a", **{name: given[name] for name in given if name not in ("config", "preset")}
+        ).model_options
+        == wanted
     )
     assert ModelOptions.from_json(wanted.to_json()) == wanted
 

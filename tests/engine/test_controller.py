@@ -68,7 +68,7 @@ async def end(
     facts: Any = None,
     restarting: bool = False,
 ) -> None:
-    message = {"op": "end", "job_id": job.id, "error": error, "facts": facts or {}}
+    message = {"op": "end", "job_id": job.id, "error": error, "facts": facts or {}, "memory": {}}
     await controller.fleet_said({**message, "restarting": restarting, "gather_workspace_bytes": 12})
 
 

@@ -158,7 +158,7 @@ class Desk:
         return self.controller.submit(new_id(), plan, inputs=files(upload, **parts), upload=upload)
 
     async def end(self, job: Job) -> None:
-        message = {"op": "end", "job_id": job.id, "error": None, "facts": {}}
+        message = {"op": "end", "job_id": job.id, "error": None, "facts": {}, "memory": {}}
         await self.controller.fleet_said({**message, "restarting": False, "gather_workspace_bytes": 0})
 
     def runs(self) -> list[str]:

@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
+from engine.checkpoint import open_checkpoint
 from engine.models.pieces import Piece
+from engine.planner_shapes import is_computed
+from engine.planner_weights import ServedModel, Setup, rank_tensors
+from engine.rank_options import ParallelOptions
 from tests.support.rank_group import run_on_ranks
 
 Found = list[dict[str, Any]]
@@ -77,6 +81,22 @@ def test_of_all_but_the_small_layers_a_rank_holds_its_part_alone(case: Found, re
         assert found["held"][0] < (found["whole"] - small) / parts + small
 
 
+def test_a_rank_holds_the_bytes_that_the_planner_counts(
+    case: Found, request: pytest.FixtureRequest, tiny_checkpoint: Path
+) -> None:
+    ranks, name = request.node.callspec.params["case"]
+    model = ServedModel.of(open_checkpoint(tiny_checkpoint))
+    tensor = {"tensor": ranks, "tensor and ulysses": 2, "tensor and ring, sharded": 2}.get(name, 1)
+    layout = ParallelOptions(ulysses_degree=ranks // tensor, tp_degree=tensor, shard_weights="sharded" in name)
+    assert [found["held"][0] for found in case] == [planned_bytes(model, layout, "transformer")] * ranks
+
+
+def planned_bytes(model: ServedModel, layout: ParallelOptions, component: str) -> int:
+    """Return the planner's bytes of the parameters of ``component`` on one rank, in fp32."""
+    tensors = rank_tensors(model, Setup(parallel=layout, dtype="fp32"), component)
+    return sum(tensor.bytes for name, tensor in tensors.items() if not is_computed(name))
+
+
 def test_sharded_weights_are_the_checkpoints_bit_for_bit_once_gathered(two: Found) -> None:
     assert [found["differing in a bit"] for found in two] == [[], []]
 
@@ -104,13 +124,15 @@ def test_a_model_that_is_not_served_is_not_divided_and_pins_no_group(two: Found)
 @pytest.mark.parametrize(("ranks", "name", "parts"), [(2, "text encoder", 2), (4, "text encoder", 4),
                                                      (4, "text encoder on two", 2)])  # fmt: skip
 def test_the_text_encoder_in_parts_equals_the_whole_one_to_a_hundred_thousandth(
-    request: pytest.FixtureRequest, ranks: int, name: str, parts: int
+    request: pytest.FixtureRequest, ranks: int, name: str, parts: int, tiny_checkpoint: Path
 ) -> None:
+    layout = ParallelOptions(ulysses_degree=ranks, text_encoder_tp_degree=parts)
+    planned = planned_bytes(ServedModel.of(open_checkpoint(tiny_checkpoint)), layout, "text_encoder")
     found = [rank[name] for rank in request.getfixturevalue({2: "two", 4: "four"}[ranks])]
     assert [rank["held"] for rank in found[parts:]] == [0] * (ranks - parts)
     for rank in found[:parts]:
         assert rank["off"] <= EXACT
-        assert rank["read"] == rank["held"]
+        assert rank["read"] == rank["held"] == planned
         # Embeddings and the vision tower are whole.
         assert rank["held"] < 0.1 * rank["whole"] + rank["whole"] / parts
 

@@ -16,7 +16,7 @@ from engine.contract.errors import ConfigError
 from engine.models.bundle import Models
 from engine.models.loading import load_models
 from engine.rank_options import WEIGHTED, ModelOptions
-from engine.worker import kept_components
+from engine.stacks_shares import kept_components
 from tests.support import stages
 
 ENCODES = ("encode_prompt", "encode_media")

@@ -17,6 +17,7 @@ from engine.contract.errors import RequestError
 from engine.contract.limits import ModelFacts
 from engine.masking import UNMASKED, Edit, Masks, RowMask
 from engine.models.bundle import Models
+from engine.offload.modulation import Modulation
 from engine.packing import build_layout, latent_grid, pack_audio, pack_video, unpack_audio, unpack_video
 from engine.sampling import sample, set_schedules
 from engine.stages.base import Latents, PromptEmbeds
@@ -85,6 +86,7 @@ def run(toy: Toy, masks: Masks) -> Latents:
         schedules=schedules,
         boundary=lambda: None,
         report=lambda step, total: None,
+        modulation=Modulation(0),
         masks=masks,
     )
     return Latents(unpack_video(video, GRID), unpack_audio(audio, GRID))

@@ -232,6 +232,19 @@ def test_an_error_while_the_other_rank_is_in_a_collective_ends_the_job_at_once(f
     assert_serves_the_next_job(fleet)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_while_a_rank_computes_its_share_of_the_modulation_ends_the_job_at_once(
+    fleet: Fleet, rank: int
+) -> None:
+    # The other rank waits for the tables.
+    ended, seconds = run_with_fault(fleet, rank=rank, module="MiniMaxH3AdaLayerNormModulation", call=0, do="raise")
+    assert ended.error is not None
+    assert ended.error["message"] == f"[rank {rank}] ValueError: planted fault (stage denoise)"
+    assert [event for event in ended.events("step") if event["stage"] == "denoise"] == []
+    assert seconds < 10
+    assert_serves_the_next_job(fleet)
+
+
 @pytest.mark.parametrize("module", ["Qwen3VLTextModel", "MiniMaxH3VideoViTDecoder3d"])
 def test_an_error_outside_a_collective_ends_the_job_on_all_ranks(fleet: Fleet, module: str) -> None:
     ended, _ = run_with_fault(fleet, module=module, do="raise")

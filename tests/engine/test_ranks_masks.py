@@ -8,12 +8,17 @@ from typing import Any
 
 import pytest
 
-from tests.support.mask_ranks import LAYOUTS
+from engine.parallel.accounting import modulation_bytes
+from engine.parallel.rows import apportion
+from engine.placement_modulation import modulation_table_bytes
+from engine.tiny import PRESETS
+from tests.support.mask_ranks import LAYOUTS, SIZES
 from tests.support.rank_group import run_on_ranks
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(300)]
 
 Found = list[dict[str, Any]]
+TINY = PRESETS["tiny"]
 CASES = [
     pytest.param((ranks, name), marks=[pytest.mark.slow] if ranks > 2 else [], id=f"{ranks} {name}")
     for ranks, layouts in LAYOUTS.items()
@@ -60,6 +65,30 @@ def test_what_is_kept_is_the_source_to_the_bit_on_every_rank(case: Found) -> Non
 
 def test_all_ones_is_no_mask_to_the_bit(case: Found) -> None:
     assert [rank["ones but not plain"] for rank in case] == [0] * len(case)
+
+
+def test_tables_of_modulation_change_no_bit_and_travel_as_the_closed_form_says(case: Found) -> None:
+    assert [rank["changed by tables"] for rank in case] == [0] * len(case)
+    tables = [rank["tables"] for rank in case]
+    if case[0]["sharded"]:
+        # Weights that are gathered block by block bring their projections with them.
+        assert [found["held"] for found in tables] == [0] * len(case)
+        assert [len(found["computed"]) for found in tables] == [SIZES["steps"] * TINY.layers] * len(case)
+        return
+    sequence = case[0]["sequence"]
+    shares = apportion(TINY.layers, [1.0] * sequence)
+    one_level = modulation_table_bytes([1], blocks=TINY.layers, width=TINY.hidden, element=4)
+    levels = tables[0]["held"] // one_level
+    assert levels > 3 * 20
+    for number, found in enumerate(tables):
+        place = number * sequence // len(case)
+        assert found["held"] == levels * one_level
+        assert len(found["computed"]) == shares[place]
+        moved = modulation_bytes([levels], shares, place, width=TINY.hidden, modalities=3, element=4)
+        assert found["moved"] == (list(moved) if sequence > 1 else [0, 0])
+    # Ranks that share each layer's weights compute the same blocks; of the others each block is computed once.
+    computed = [block for found in tables[:: len(case) // sequence] for block in found["computed"]]
+    assert sorted(computed) == list(range(TINY.layers))
 
 
 def test_every_rank_runs_its_rows_at_their_own_times(case: Found) -> None:

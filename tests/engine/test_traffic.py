@@ -8,9 +8,22 @@ from typing import Any
 
 import pytest
 
-from engine.parallel.accounting import sum_bytes, tensor_gather_bytes, tensor_sum_bytes, weights_bytes
+from engine.checkpoint import open_checkpoint
+from engine.parallel.accounting import (
+    modulation_bytes,
+    sum_bytes,
+    tensor_gather_bytes,
+    tensor_sum_bytes,
+    weights_bytes,
+)
+from engine.planner_activations import table_bytes
+from engine.planner_activations_transformer import RankRows, transformer_peak
+from engine.planner_request import RequestSize
+from engine.planner_weights import ServedModel, Setup
+from engine.rank_options import ParallelOptions
 from engine.tiny import PRESETS
 from tests.support.rank_group import run_on_ranks
+from tests.support.traffic_ranks import PEAK_SIZE
 
 pytestmark = pytest.mark.ranks
 
@@ -87,13 +100,42 @@ def test_weights_without_even_shares_travel_padded(tiny_checkpoint: Path, tmp_pa
 
 def test_watching_leaves_the_counts_of_our_own_collectives_as_they_are(two: Found) -> None:
     for found in two:
-        assert {"ulysses_qkv", "ulysses_out", "heads"} <= set(found["ulysses"])
-        assert not {"tensor_sum", "tensor_gather", "weights"} & set(found["ulysses"])
+        whole = dict(found["ulysses"])
+        assert {"ulysses_qkv", "ulysses_out", "heads"} <= set(whole)
+        assert not {"tensor_sum", "tensor_gather", "weights"} & set(whole)
+        # Sharded weights come with their projections: no tables of modulation travel.
+        assert moved(whole.pop("modulation"))[0] == 1
         ours = {kind: entry for kind, entry in found["sharded"].items() if kind != "weights"}
-        assert ours == found["ulysses"]
+        assert ours == whole
+
+
+def test_half_of_the_modulation_tables_comes_from_the_other_rank(two: Found) -> None:
+    # One step, whose two streams start at one time.
+    sizes: dict[str, int] = {"width": TINY.hidden, "modalities": MODALITIES, "element": ELEMENT}
+    for rank, found in enumerate(two):
+        sent, received = modulation_bytes([1], [TINY.layers // 2] * 2, rank, **sizes)
+        assert moved(found["ulysses"]["modulation"]) == (1, sent, received)
+        assert sent == received == TINY.layers * 6 * MODALITIES * TINY.hidden * ELEMENT / 2
+        assert "modulation" not in found["tensor"]
 
 
 def test_a_sum_moves_each_part_to_its_rank_and_back_to_all() -> None:
     # n ranks: n - 1 parts of a rank travel to their owners, and its own sum travels to n - 1 ranks.
     for ranks in (1, 2, 3, 5):
         assert sum_bytes(60, ranks) == (ranks - 1) * (60 // ranks) + (ranks - 1) * (60 // ranks)
+
+
+@pytest.mark.parametrize(
+    ("name", "degrees"), [("ulysses", (2, 1, 1)), ("ring", (1, 2, 1)), ("tensor", (1, 1, 2))], ids=str
+)
+def test_a_ranks_forward_peaks_within_fifteen_percent_of_the_plan(
+    two: Found, name: str, degrees: tuple[int, int, int], tiny_checkpoint: Path
+) -> None:
+    ulysses, ring, tensor = degrees
+    layout = ParallelOptions(ulysses_degree=ulysses, ring_degree=ring, tp_degree=tensor)
+    model, setup = ServedModel.of(open_checkpoint(tiny_checkpoint)), Setup(parallel=layout, dtype="fp32")
+    request = RequestSize(**PEAK_SIZE)
+    for rank, found in enumerate(two):
+        rows = RankRows.of(model, setup, rank, request)
+        planned = transformer_peak(model, setup, request, rows, tables=True) + table_bytes(model, setup, request)
+        assert planned == pytest.approx(found["peaks"][name], rel=0.15)

@@ -12,6 +12,7 @@ from diffusers import MiniMaxH3Scheduler
 
 from engine.conditioning import EncodedCondition
 from engine.masking import UNMASKED, Edit, Masks
+from engine.offload.modulation import Modulation
 from engine.packing import LatentGrid, PackedLayout, build_layout, pack_audio, pack_video, unpack_audio, unpack_video
 from engine.parallel.mesh import Mesh
 from engine.parallel.sharding import apply_sequence_parallel, sequence_parallel_of
@@ -140,6 +141,7 @@ def sampled(model: Any, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         schedules=schedules,
         boundary=lambda: None,
         report=lambda step, total: None,
+        modulation=Modulation(),
         masks=masks_of(tensors, "source_{}", (video_rows, audio_rows), layout, grid.patch),
     )
     return unpack_video(made[0], grid), unpack_audio(made[1], grid)

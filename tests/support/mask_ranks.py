@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from engine.conditioning import Conditions, EncodedCondition
 from engine.masking import Edit
 from engine.models.bundle import Models
+from engine.offload.modulation import KIND, Modulation
 from engine.parallel.collectives import collect_json
 from engine.parallel.compile import compile_blocks
 from engine.parallel.mesh import Mesh
@@ -50,11 +52,14 @@ def edit() -> Edit:
     return Edit(_draw(1, 1, 24, 7, 2, 4), _draw(2, 1, 32, 2, 37), video, (_draw(4, 2, 37) + 0.5).clamp(0, 1))
 
 
-def make(models: Models, what: Edit | None, *, pad_seq_len: int | None = None) -> Latents:
+def make(
+    models: Models, what: Edit | None, *, pad_seq_len: int | None = None, modulation: Modulation | None = None
+) -> Latents:
     """Return what denoising makes of an edit beside a guide with sound."""
     embeds = PromptEmbeds(_draw(5, 1, TEXT_ROWS, models.facts.text_dim), torch.ones(TEXT_ROWS, dtype=torch.long))
     guide = Conditions((EncodedCondition(17, _draw(6, 1, 24, 1, 2, 4), _draw(7, 1, 32, 2, 5)),))
-    return denoise(context(models), embeds, **SIZES, pad_seq_len=pad_seq_len, conditions=guide, edit=what)
+    ctx = dataclasses.replace(context(models), modulation=modulation or Modulation())
+    return denoise(ctx, embeds, **SIZES, pad_seq_len=pad_seq_len, conditions=guide, edit=what)
 
 
 def values(latents: Latents) -> tuple[torch.Tensor, torch.Tensor]:
@@ -97,6 +102,25 @@ class Times:
         self._handle.remove()
 
 
+def with_and_without_tables(mesh: Mesh, models: Models, what: Edit) -> Found:
+    """Return by how many bits tables change the result, what they hold and moved, and the blocks computed here."""
+    computed: list[int] = []
+    modulation, transformer = Modulation(), models.transformer
+    handles = [
+        block.adaln_proj.register_forward_pre_hook(lambda *_, number=number: computed.append(number))
+        for number, block in enumerate(transformer.transformer_blocks)
+    ]
+    mesh.account.reset()
+    tables = make(models, what, modulation=modulation)
+    entry = mesh.account.entries[KIND]
+    for handle in handles:
+        handle.remove()
+    return {
+        "changed by tables": different_bits(tables, make(models, what, modulation=Modulation(0))),
+        "tables": {"held": modulation.held, "moved": [entry.sent, entry.received], "computed": computed},
+    }
+
+
 def whole_times(models: Models) -> list[float]:
     """Return the times of all rows of the last forward, from one rank."""
     times = Times(models.transformer)
@@ -120,12 +144,15 @@ def compare(
     ones = make(models, Edit(what.video, what.audio, torch.ones(7, 2, 4), torch.ones(2, 37)))
     pairs = [(ours, whole) for found in made for ours, whole in zip(*map(values, (found, alone)), strict=True)]
     return {
+        **with_and_without_tables(mesh, models, what),
         "off": max(float((ours - whole).abs().max()) for ours, whole in pairs),
         "kept but changed": sum(kept_but_changed(found, what) for found in (alone, *made)),
         "ones but not plain": different_bits(ones, plain),
         "from plain": float((made[0].video - plain.video).abs().max()),
         "times": times.rows,
         "pinned": PADS[1],
+        "sharded": shard,
+        "sequence": mesh.layout.sequence_degree,
     }
 
 

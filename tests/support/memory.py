@@ -23,3 +23,9 @@ def peak_growth(call: Callable[[], _T]) -> tuple[_T, int]:
     made = call()
     peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return made, int(peak.split()[1]) * 1024 - before
+
+
+def proportional_bytes() -> int:
+    """Return the memory of this process, of each page its part: what the processes that share it add up to once."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))

@@ -14,6 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from engine import runner
 from engine.noise import Noise, NoiseWorker
+from engine.offload.modulation import Modulation
 from engine.outputs import NoOutputs
 from engine.parallel.mesh import Mesh
 from engine.parallel.sharding import apply_sequence_parallel
@@ -128,7 +129,7 @@ def run(mesh: Mesh, folder: Path) -> None:
     watch = Watch(models.transformer, outputs)
     watch.install()
     silent: Any = SimpleNamespace(watch_job=lambda job: None, announce_failure=lambda job: None)
-    jobs = JobRunner(models, build_crew(models, mesh, VaeOptions()), mesh, silent)
+    jobs = JobRunner(models, build_crew(models, mesh, VaeOptions()), mesh, silent, Modulation())
 
     def job(**changes: Any) -> Any:
         return {"job_id": "one", "request": {**REQUEST, **changes}, "inputs": inputs}

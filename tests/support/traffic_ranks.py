@@ -13,7 +13,13 @@ from engine.parallel.guard import guard_collectives
 from engine.parallel.mesh import Mesh
 from engine.parallel.traffic import TorchTraffic
 from engine.parallel.weights import plan_divisions
+from engine.stages.base import PromptEmbeds, StageContext
+from engine.stages.denoise import denoise
+from tests.support.live_bytes import LiveBytes
 from tests.support.weight_ranks import PROMPT, Found, divided, latents, lay_out, load, report
+
+PEAK_SIZE = {"width": 192, "height": 128, "frames": 39, "text_rows": 40, "steps": 2}
+"""The request whose peaks are measured."""
 
 
 def books_of(mesh: Mesh, forward: Callable[[], Any]) -> Found:
@@ -46,6 +52,22 @@ def encoding(mesh: Mesh, folder: Path) -> Found:
     return {**books, "layers": len(models.text_encoder.language_model.layers)}
 
 
+def peaks(mesh: Mesh, folder: Path) -> dict[str, int]:
+    """Return the most bytes that are alive beside the weights while a video is denoised, by layout."""
+    found = {}
+    for name, degrees in {"ulysses": (2,), "ring": (1, 2), "tensor": (1, 1, 2)}.items():
+        lay_out(mesh, *degrees)
+        models, _, _ = divided(mesh, folder, shard=False)
+        embeds = torch.randn(1, PEAK_SIZE["text_rows"], models.facts.text_dim)
+        conditioning = PromptEmbeds(embeds, torch.ones(PEAK_SIZE["text_rows"], dtype=torch.long))
+        ctx = StageContext(models, torch.device("cpu"), lambda step, total: None, lambda: None)
+        sizes = {key: value for key, value in PEAK_SIZE.items() if key != "text_rows"}
+        with LiveBytes() as live:
+            denoise(ctx, conditioning, **sizes, seed=1)
+        found[name] = live.peak + embeds.nbytes
+    return found
+
+
 def two(mesh: Mesh, folder: Path) -> None:
     """Be one of two ranks."""
     model = folder / "model"
@@ -54,6 +76,7 @@ def two(mesh: Mesh, folder: Path) -> None:
         "sharded": lambda: denoising(mesh, model, 2, shard=True),
         "ulysses": lambda: denoising(mesh, model, 2),
         "text encoder": lambda: encoding(mesh, model),
+        "peaks": lambda: peaks(mesh, model),
     }
     report(mesh, folder, cases)
 

@@ -24,9 +24,9 @@ from engine.parallel.guard import guard_collectives
 from engine.parallel.layout import Layout
 from engine.parallel.mesh import Mesh
 from engine.parallel.sharding import apply_sequence_parallel, sequence_parallel_of
-from engine.parallel.tensor import TRANSFORMER, Split
 from engine.parallel.weights import held_bytes, plan_divisions
 from engine.rank_options import PARTITIONS
+from engine.stacks_shares import TRANSFORMER, Split
 from engine.stages.base import PromptEmbeds, StageContext
 from engine.stages.denoise import denoise
 from tests.support.attention_cases import Case, make_inputs
@@ -86,16 +86,25 @@ def counted_reads() -> Iterator[None]:
         loading.safe_open = plain
 
 
-def load(folder: Path, component: str, divisions: Any = None) -> tuple[Models, int]:
+def load(
+    folder: Path,
+    component: str,
+    divisions: Any = None,
+    storage: str = "full",
+    dtype: torch.dtype = torch.float32,
+    elsewhere: loading.Elsewhere = lambda component, tensor: False,
+) -> tuple[Models, int]:
     """Return a component and the bytes that loading it said to have read."""
     told: list[int] = []
     models = loading.load_models(
         open_checkpoint(folder, stages=("encode_prompt", "denoise")),
         device=CPU,
-        dtype=torch.float32,
+        dtype=dtype,
         keep=frozenset({component}),
         on_bytes=lambda name, done, total: told.append(done) or told.append(total),  # type: ignore[func-returns-value]
         divisions=divisions or {},
+        storage=storage,
+        elsewhere=elsewhere,
     )
     assert told[-2] == told[-1]
     return models, told[-1]
@@ -127,11 +136,13 @@ def lay_out(mesh: Mesh, *degrees: int) -> None:
     mesh.layout = Layout(mesh.layout.rank, mesh.layout.world_size, *degrees)
 
 
-def divided(mesh: Mesh, folder: Path, *, shard: bool, component: str = "transformer") -> tuple[Models, int, int]:
+def divided(
+    mesh: Mesh, folder: Path, *, shard: bool, component: str = "transformer", storage: str = "full"
+) -> tuple[Models, int, int]:
     """Load this rank's part of a transformer; return it, the bytes read, and the bytes said to be read."""
     divisions = plan_divisions(mesh, served=SERVED, text_encoder_degree=1, shard_weights=shard)
     with counted_reads():
-        models, told = load(folder, component, divisions)
+        models, told = load(folder, component, divisions, storage)
     transformer = getattr(models, component)
     guard_collectives(transformer, mesh)
     apply_sequence_parallel(transformer, mesh, weights_axis="sequence" if shard else None)

@@ -22,8 +22,10 @@ def test_the_readme_lists_every_option_with_its_default() -> None:
 def default_text(option: Option) -> str:
     """Return how the table shows the default of ``option``."""
     if option.kind is list:
-        return "all"
-    return {None: "none", False: "off"}.get(option.default, f"`{option.default}`")
+        return "all" if option.bare is None else "none"
+    if option.default is False:
+        return "off"
+    return "none" if option.default is None else f"`{option.default}`"
 
 
 def test_the_readme_lists_every_node() -> None:

@@ -1,4 +1,4 @@
-"""When a VAE runs out of memory: what counts as that, what is tried, and what the user is told.
+"""When a device runs out of memory: what counts as that, what is tried, and what the user is told.
 
 `attempt` turns such an error into None once its traceback, which holds the tensors, is gone; the caller frees the
 caches and tries once more. `exhausted` is the error when that did not help. Other errors pass.
@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import torch
 
-from ..contract.errors import JobError
-from ..contract.words import bytes_in_words
+from .contract.errors import JobError
+from .contract.words import bytes_in_words
 
 _T = TypeVar("_T")
 
@@ -41,18 +41,24 @@ def free_caches() -> None:
         torch.accelerator.empty_cache()
 
 
-def exhausted(what: str, *, stage: str, rank: int, held: Mapping[str, int]) -> JobError:
+_REMEDY = (
+    "Ask for a smaller canvas, use more ranks, or leave --vae-resident out and lower --gather-workspace-mb. "
+    "Latents that were sampled are not lost: decode them again."
+)
+
+
+def exhausted(what: str, *, stage: str, rank: int, held: Mapping[str, int], remedy: str = _REMEDY) -> JobError:
     """Return the error that says what ran out of memory and what holds it.
 
     Args:
         what: what was tried, for the message. held: bytes by the name of what holds them.
+        remedy: what the user may do; by default what helps where the VAEs are used.
     """
     listed = ", ".join(f"{name} {bytes_in_words(size)}" for name, size in held.items() if size) or "nothing of ours"
     return JobError(
         "out_of_memory",
         f"Out of memory in stage {stage} on rank {rank}: {what}, after the caches were freed. "
         f"Its device holds: {listed}.",
-        remedy="Ask for a smaller canvas, use more ranks, or leave --vae-resident out and lower "
-        "--gather-workspace-mb. Latents that were sampled are not lost: decode them again.",
+        remedy=remedy,
         details={"stage": stage, "rank": rank, "held": dict(held)},
     )

@@ -1,0 +1,235 @@
+"""``plan``: what a configuration would take, before anything is loaded, and which configuration to use.
+
+With a layout given (an option that says how the ranks share the work or where weights live, or a preset) that one is
+planned; without, the fastest that fits is looked for. Exit status 0 when it fits, 2 when nothing does or an option is
+wrong. Raises `ConfigError`. Imports no torch; a plot needs matplotlib.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from .cli_options import add_options, config_file, given_options
+from .cli_output import say
+from .cli_plan_measured import ask, table
+from .config import absolute_path, merge_options
+from .config_devices import Devices, find_devices
+from .config_layout import check_layout, resolve_layout
+from .config_offload import resolve_offload
+from .config_vae import check_tiles, resolve_vae
+from .contract import geometry
+from .contract.errors import ConfigError
+from .contract.limits import DEFAULT_STEPS, ModelFacts
+from .planner import Hardware, Plan, describe, make_plan
+from .planner_model import read_model, released_model
+from .planner_plot import draw_plan
+from .planner_report import compare, report
+from .planner_request import MediumSize, RequestSize, vision_grid, vision_rows
+from .planner_search import Choice, longest, nearest, search
+from .planner_time import Speeds
+from .planner_weights import ServedModel, Setup
+from .rank_options import ModelOptions
+
+_FITS, _DOES_NOT = 0, 2
+_MEANT = ("ulysses_degree", "ring_degree", "tp_degree", "text_encoder_tp_degree", "offload", "shard_weights")
+"""Options that say which configuration is meant."""
+_PLANNED = (
+    *_MEANT,
+    "nproc_per_node",
+    "device",
+    "dtype",
+    "rank_weights",
+    "resident_blocks",
+    "block_storage",
+    "modulation_tables_mb",
+    "host_copies",
+    "gpu_memory",
+    "host_memory",
+    "vae_tile",
+    "vae_tile_overlap",
+    "vae_resident",
+    "vae_on_one_rank",
+    "media_encode",
+    "gather_workspace_mb",
+    "stages",
+    "partitions",
+    "component_dir",
+    "model",
+)
+"""Options of ``serve`` that matter to a plan."""
+_SECONDS = 15.0
+_TEXT_ROWS = 512
+_BOUNDS = {
+    "seconds": (0.25, 3600),
+    "steps": (1, 1000),
+    "text_rows": (1, 10**6),
+    "references": (0, 9),
+    "keyframes": (0, 2),
+}
+"""What a request may ask for, from and to."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the request, the machine, and the options of ``serve`` that matter; no model is the released one."""
+    parser.add_argument("--gpus", type=int, help="ranks, each with a device of its own (as --nproc-per-node)")
+    parser.add_argument("--seconds", type=float, default=_SECONDS, help=f"of the video (default: {_SECONDS:g})")
+    parser.add_argument("--width", type=int, help="pixels (default: the model's canvas)")
+    parser.add_argument("--height", type=int, help="pixels")
+    parser.add_argument("--steps", type=int, default=DEFAULT_STEPS, help=f"forwards (default: {DEFAULT_STEPS})")
+    parser.add_argument("--text-rows", type=int, default=_TEXT_ROWS, help=f"of the prompt (default: {_TEXT_ROWS})")
+    parser.add_argument("--references", type=int, default=0, help="reference images of the canvas' size (default: 0)")
+    parser.add_argument("--keyframes", type=int, default=0, help="first and last picture: 0, 1 or 2 (default: 0)")
+    parser.add_argument("--tflops", type=float, default=Speeds.tflops, help="1e12 operations a second of a device")
+    parser.add_argument("--host-gbs", type=float, default=Speeds.host_gbs, help="1e9 bytes a second, host to device")
+    parser.add_argument("--link-gbs", type=float, default=Speeds.link_gbs, help="the same from device to device")
+    parser.add_argument("--url", help="a running engine: show its own plan, beside what a job took")
+    parser.add_argument("--job", metavar="ID", help="the job, with --url (default: the last that is done)")
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw memory over the stages of a run")
+    add_options(parser, _PLANNED)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the plan; return the exit status.
+
+    Raises:
+        ConfigError: an option is wrong.
+    """
+    if arguments.url is not None:
+        return _show_running(arguments)
+    given = given_options(arguments)
+    if arguments.gpus is not None:
+        given["nproc_per_node"] = arguments.gpus
+    values = merge_options(given, config_file=config_file(arguments), preset=arguments.preset)
+    model = _model(values)
+    hardware, devices = _hardware(values, arguments)
+    meant = arguments.preset or arguments.config or any(name in given for name in _MEANT)
+    setup = _setup(values, devices, model)
+    request = _request(arguments, model.facts)
+    choices: list[Choice] = []
+    if meant:
+        plan = make_plan(model, setup, request, hardware)
+    else:
+        choices = search(model, setup, request, hardware, gpus=setup.parallel.world_size)
+        plan = choices[0].plan
+    _show(plan, choices, as_json=arguments.json)
+    if arguments.plot:
+        draw_plan(describe(plan), absolute_path(arguments.plot, field="plot"))
+    return _FITS if plan.fits else _DOES_NOT
+
+
+def _show_running(arguments: argparse.Namespace) -> int:
+    """Show the plan of a running engine, and what a job on it took."""
+    described, memory = ask(arguments.url, arguments.job)
+    say(json.dumps({**described, "memory": memory}, indent=2) if arguments.json else table(described, memory))
+    if arguments.plot:
+        draw_plan(described, absolute_path(arguments.plot, field="plot"), memory=memory)
+    return _FITS
+
+
+def _show(plan: Plan, choices: list[Choice], *, as_json: bool) -> None:
+    other = None if plan.fits else nearest(plan)
+    frames = None if plan.fits else longest(plan)
+    if as_json:
+        found = {
+            **describe(plan),
+            "longest_frames": frames,
+            "nearest": other and other.options,
+            "losses": list(other.losses) if other else [],
+        }
+        say(json.dumps(found, indent=2))
+        return
+    say(report(plan, nearest=other, longest=frames))
+    if choices:
+        say("\n" + compare(choices))
+
+
+def _model(values: Mapping[str, Any]) -> ServedModel:
+    if values["model"] is None:
+        return released_model(values["stages"], values["partitions"] or ("transformer", "transformer_ref"))
+    given = values["component_dir"] or {}
+    options = ModelOptions(
+        partitions=None if values["partitions"] is None else tuple(values["partitions"]),
+        component_dirs={name: str(absolute_path(path, field="component_dir")) for name, path in given.items()},
+    )
+    return read_model(absolute_path(values["model"], field="model"), stages=values["stages"], options=options)
+
+
+def _hardware(values: Mapping[str, Any], arguments: argparse.Namespace) -> tuple[Hardware, Devices]:
+    """Return what is planned for: what was given, else this machine's devices."""
+    devices = Devices("cpu", 1)
+    if values["gpu_memory"] is None or values["nproc_per_node"] is None:
+        devices = find_devices("auto")
+    memory = values["gpu_memory"]
+    budget = devices.memory if memory is None else round(memory * 1e9)
+    if budget is None:
+        raise ConfigError(
+            "config_bad_value",
+            "There is no accelerator on this machine whose memory could be planned for.",
+            field="gpu_memory",
+            remedy="Give --gpus and --gpu-memory, the memory of each in GB of 1e9 bytes.",
+        )
+    for name in ("tflops", "host_gbs", "link_gbs"):
+        if not 0 < getattr(arguments, name) < 1e9:
+            raise _bad(name, getattr(arguments, name), f"{name} is a speed.", "Use a number above 0.")
+    speeds = Speeds(tflops=arguments.tflops, host_gbs=arguments.host_gbs, link_gbs=arguments.link_gbs)
+    host = values["host_memory"]
+    hardware = Hardware(device_bytes=budget, host_bytes=None if host is None else round(host * 1e9), speeds=speeds)
+    ranks = values["nproc_per_node"] or devices.count
+    return hardware, Devices("planned", ranks)
+
+
+def _setup(values: dict[str, Any], devices: Devices, model: ServedModel) -> Setup:
+    parallel = resolve_layout({**values, "nproc_per_node": devices.count}, devices, model.facts)
+    check_layout(parallel, model.facts)
+    vae = resolve_vae(values)
+    check_tiles(vae, model.facts)
+    accelerator = values["device"] != "cpu"
+    return Setup(
+        parallel=parallel,
+        vae=vae,
+        offload=resolve_offload(values),
+        dtype=("bf16" if accelerator else "fp32") if values["dtype"] == "auto" else values["dtype"],
+        accelerator=accelerator,
+        stages=tuple(values["stages"]),
+    )
+
+
+def _request(arguments: argparse.Namespace, facts: ModelFacts) -> RequestSize:
+    width, height = _canvas(arguments, facts)
+    for name, (low, high) in _BOUNDS.items():
+        if not low <= getattr(arguments, name) <= high:
+            raise _bad(name, getattr(arguments, name), f"{name} is {low:g} to {high:g}.", f"Use {low:g} to {high:g}.")
+    frames = geometry.snap_frames(max(geometry.MIN_FRAMES, geometry.frames_of_seconds(arguments.seconds)))
+    shown = arguments.keyframes + arguments.references
+    vision = (vision_grid(width, height),) * shown
+    cells = (1, height // facts.spatial_ratio, width // facts.spatial_ratio)
+    media = (MediumSize(cells),) * arguments.keyframes + (MediumSize(cells, reference=True),) * arguments.references
+    return RequestSize(
+        width=width,
+        height=height,
+        frames=frames,
+        text_rows=arguments.text_rows + vision_rows(vision),
+        media=media,
+        vision=vision,
+        steps=arguments.steps,
+    )
+
+
+def _canvas(arguments: argparse.Namespace, facts: ModelFacts) -> tuple[int, int]:
+    if (arguments.width is None) != (arguments.height is None):
+        missing = "width" if arguments.width is None else "height"
+        raise _bad(missing, None, "Give --width and --height together, or neither.", f"Add --{missing}.")
+    if arguments.width is None:
+        return geometry.default_canvas(
+            short_edge=facts.canvas_short_edge, max_pixels=facts.canvas_max_pixels, multiple=facts.canvas_multiple
+        )
+    geometry.check_canvas(arguments.width, arguments.height, multiple=facts.canvas_multiple, path="")
+    return arguments.width, arguments.height
+
+
+def _bad(field: str, value: object, message: str, remedy: str) -> ConfigError:
+    return ConfigError("config_bad_value", message, field=field, value=value, remedy=remedy)

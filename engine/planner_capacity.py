@@ -1,0 +1,215 @@
+"""What an engine can take: planned before its ranks start, asked for each request before it is queued.
+
+`find_capacity` plans the longest usual request (15 s on the default canvas, or what of it fits): the placement leaves
+room for that. It refuses a configuration that fits no video. `Capacity.check` refuses a request that would not fit, and
+says what would. Without a known budget of the device (CPUs of which nothing was said) all is let through. Torch-free.
+Raises `ConfigError` and `RequestError` ``does_not_fit``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .checkpoint import Checkpoint
+from .config import EngineConfig
+from .contract import checks, geometry
+from .contract.errors import ConfigError, RequestError
+from .contract.requests import Decode, Denoise, Generate
+from .contract.tensors import Headers
+from .contract.words import bytes_in_words
+from .placement import Needs
+from .planner import Hardware, Plan, describe, make_plan, needs_of
+from .planner_report import fits_in_words
+from .planner_request import RequestSize
+from .planner_search import longest, nearest, options_of, shortened
+from .planner_sizing import size_of_decode, size_of_denoise, size_of_generate
+from .planner_weights import ServedModel, Setup
+
+USUAL_SECONDS = 15.0
+"""The longest video that the model was trained on."""
+_TEXT_ROWS = 512
+_SHRINK = (0.75, 0.5, 0.25)
+"""Areas that are tried for a canvas that does not fit."""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What an engine can take.
+
+    Attributes:
+        plan: of the request that the engine's placement leaves room for.
+    """
+
+    plan: Plan
+
+    @property
+    def needs(self) -> tuple[Needs, ...]:
+        """What the placement of each rank leaves room for."""
+        plan = self.plan
+        return tuple(needs_of(plan.model, plan.setup, rank.rank, plan.request) for rank in plan.ranks)
+
+    @property
+    def limited(self) -> bool:
+        """Whether the device's memory is known, so that requests can be refused."""
+        return self.plan.hardware.device_bytes is not None
+
+    def describe(self) -> dict[str, Any]:
+        """Return it as JSON for ``/v1/info``."""
+        return describe(self.plan)
+
+    def check(self, plan: checks.Plan, headers: Headers) -> None:
+        """Refuse a checked request that cannot fit, as far as its sizes are known before its media are read.
+
+        Raises:
+            RequestError: ``does_not_fit``.
+        """
+        request, facts = plan.request, self.plan.model.facts
+        if isinstance(request, Denoise):
+            self._check(size_of_denoise(request, headers))
+        elif isinstance(request, Decode):
+            self._check(size_of_decode(request, headers, facts))
+        elif isinstance(request, Generate):
+            self.check_generate(request, text_tokens=plan.text_tokens, parts={})
+
+    def check_generate(self, request: Generate, *, text_tokens: int, parts: Mapping[str, Path]) -> None:
+        """Refuse a request for a video that cannot fit; ``parts`` are its media that were read.
+
+        Raises:
+            RequestError: ``does_not_fit``.
+        """
+        size = size_of_generate(request, text_tokens=text_tokens, parts=parts, facts=self.plan.model.facts)
+        if size is not None:
+            self._check(size)
+
+    def _check(self, size: RequestSize) -> None:
+        if not self.limited:
+            return
+        made = self._plan(size)
+        if made.fits:
+            return
+        raise RequestError(
+            "does_not_fit",
+            f"This request does not fit: {' '.join(made.problems)}",
+            field="request.frames",
+            value=size.frames,
+            remedy=self._remedy(made),
+            details={"needed_bytes": made.tightest.tightest.total, "stage": made.tightest.tightest.stage},
+        )
+
+    def _plan(self, size: RequestSize) -> Plan:
+        plan = self.plan
+        return make_plan(plan.model, plan.setup, size, plan.hardware, started_for=plan.request)
+
+    def _remedy(self, made: Plan) -> str:
+        """Say what would fit: shorter, smaller, with fewer references, or on more ranks."""
+        size, found = made.request, []
+        frames = longest(made, started_for=self.plan.request)
+        if frames is not None:
+            found.append(f"{frames} frames ({frames / geometry.FPS:.1f} s) of {size.width}x{size.height}")
+        canvas = self._smaller(size)
+        if canvas is not None:
+            found.append(f"{size.frames} frames of {canvas.width}x{canvas.height}")
+        if size.media and self._plan(dataclasses.replace(size, media=(), vision=())).fits:
+            found.append("the same video with fewer or smaller pictures")
+        ranks = self._more_ranks(size)
+        if ranks is not None:
+            found.append(f"an engine of {ranks} ranks")
+        if not found:
+            return "Use larger devices, or start the engine with more families in --offload."
+        return f"What fits: {'; '.join(found)}."
+
+    def _smaller(self, size: RequestSize) -> RequestSize | None:
+        """Return the largest canvas of about the same shape, of those tried, on which the video fits."""
+        multiple = self.plan.model.facts.canvas_multiple
+        for area in _SHRINK:
+            sides = [max(multiple, round(side * area**0.5 / multiple) * multiple) for side in (size.width, size.height)]
+            tried = dataclasses.replace(size, width=sides[0], height=sides[1], pad_seq_len=None)
+            if self._plan(tried).fits:
+                return tried
+        return None
+
+    def _more_ranks(self, size: RequestSize) -> int | None:
+        """Return how many ranks sharing the sequence, twice or four times as many, the request would fit on."""
+        plan = self.plan
+        parallel = plan.setup.parallel
+        for factor in (2, 4):
+            more = dataclasses.replace(parallel, ulysses_degree=parallel.ulysses_degree * factor, rank_weights=None)
+            setup = dataclasses.replace(plan.setup, parallel=more)
+            if make_plan(plan.model, setup, size, plan.hardware, started_for=plan.request).fits:
+                return more.world_size
+        return None
+
+
+def find_capacity(config: EngineConfig, checkpoint: Checkpoint) -> Capacity:
+    """Plan an engine before its ranks start.
+
+    Raises:
+        ConfigError: ``does_not_fit``, naming a configuration that fits.
+    """
+    model, setup = ServedModel.of(checkpoint), setup_of(config)
+    memory, host = config.offload.gpu_memory, config.offload.host_memory
+    hardware = Hardware(
+        device_bytes=None if memory is None else round(memory * 1e9),
+        host_bytes=None if host is None else round(host * 1e9),
+    )
+    plan = make_plan(model, setup, usual_request(config, model), hardware)
+    if plan.fits:
+        return Capacity(plan)
+    frames = longest(plan)
+    if frames is not None:
+        return Capacity(make_plan(model, setup, dataclasses.replace(plan.request, frames=frames), hardware))
+    raise _refusal(plan)
+
+
+def setup_of(config: EngineConfig) -> Setup:
+    """Return what ``config`` means to the planner."""
+    dtype = config.dtype
+    if dtype == "auto":
+        dtype = "bf16" if config.accelerator else "fp32"
+    return Setup(
+        parallel=config.layout,
+        vae=config.vae,
+        offload=config.offload,
+        dtype=dtype,
+        accelerator=config.accelerator,
+        stages=config.stages,
+    )
+
+
+def usual_request(config: EngineConfig, model: ServedModel) -> RequestSize:
+    """Return the request that an engine should have room for."""
+    facts = model.facts
+    width, height = geometry.default_canvas(
+        short_edge=facts.canvas_short_edge, max_pixels=facts.canvas_max_pixels, multiple=facts.canvas_multiple
+    )
+    seconds = min(USUAL_SECONDS, config.limits.max_seconds)
+    frames = geometry.snap_frames(max(geometry.MIN_FRAMES, geometry.frames_of_seconds(seconds)))
+    return RequestSize(width=width, height=height, frames=frames, text_rows=_TEXT_ROWS)
+
+
+def _refusal(plan: Plan) -> ConfigError:
+    budget = plan.hardware.device_bytes
+    return ConfigError(
+        "does_not_fit",
+        f"This configuration ({options_of(plan.setup)}) does not fit: {' '.join(plan.problems)}",
+        field="gpu_memory",
+        value=None if budget is None else bytes_in_words(budget),
+        remedy=_way_out(plan),
+    )
+
+
+def _way_out(plan: Plan) -> str:
+    """Say which configuration fits: for all of ``plan``'s request, else for what of it fits."""
+    other = nearest(plan)
+    if other is not None:
+        return fits_in_words(other)
+    other = nearest(shortened(plan))
+    if other is None:
+        return "No layout of these ranks fits: use more ranks, larger devices, or fewer --stages or --partitions."
+    made = make_plan(other.plan.model, other.plan.setup, plan.request, plan.hardware)
+    frames = longest(made) or other.plan.request.frames
+    return f"Up to {frames} frames ({frames / geometry.FPS:.1f} s): {fits_in_words(other)}"

@@ -1,0 +1,147 @@
+"""A plan as text for a terminal: memory by stage, host memory, seconds, and what to do when it does not fit.
+
+GB are 1e9 bytes, MB 1e6. Raises nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .contract import geometry
+from .contract.words import bytes_in_words
+from .placement import ComponentPlacement
+from .planner import Plan, StageMemory
+from .planner_search import Choice, options_of
+
+_GIGA, _MEGA = ("GB", 1e9), ("MB", 1e6)
+"""Units of the table, by name and bytes; megabytes for models that are tiny."""
+_MOST = 8
+"""Configurations that a comparison lists."""
+
+
+def report(plan: Plan, *, nearest: Choice | None = None, longest: int | None = None) -> str:
+    """Return the whole report of one configuration.
+
+    Args:
+        nearest: a configuration that fits where this one does not. longest: frames that fit with this one.
+    """
+    lines = [f"Configuration: {options_of(plan.setup)}", _request_line(plan), ""]
+    lines += _memory_table(plan)
+    lines += ["", *_placement_lines(plan), _host_line(plan), _seconds_line(plan), ""]
+    lines += ["It fits."] if plan.fits else [f"It does not fit. {' '.join(plan.problems)}"]
+    if not plan.fits:
+        lines += _remedies(plan, nearest, longest)
+    return "\n".join(lines)
+
+
+def _request_line(plan: Plan) -> str:
+    request = plan.request
+    rows = sum(count for _, count in request.runs(plan.model.facts))
+    return (
+        f"Request: {request.width}x{request.height}, {request.frames} frames ({request.frames / geometry.FPS:.1f} s), "
+        f"{request.steps} steps, {request.text_rows} rows of text, {rows:,} rows in all"
+    )
+
+
+def _memory_table(plan: Plan) -> list[str]:
+    rank = plan.tightest
+    alike = len({tuple(stage.total for stage in other.stages) for other in plan.ranks}) == 1
+    whose = "each rank" if alike else f"rank {rank.rank}, the fullest of {len(plan.ranks)}"
+    unit = _MEGA if rank.tightest.total < _GIGA[1] else _GIGA
+    head = ["stage", "weights", "activations", "K/V", "tables", "VAE", "workspace", "always", "in all"]
+    rows = [
+        head,
+        *([stage.stage, *(_count(part, unit) for part in [*_parts(stage), stage.total])] for stage in rank.stages),
+    ]
+    budget = plan.hardware.device_bytes
+    name, size = unit
+    title = f"{name} ({size:.0e} bytes) on the device of {whose}".replace("e+0", "e")
+    return [title + (":" if budget is None else f", of {_count(budget, unit)}:"), *_aligned(rows)]
+
+
+def _parts(stage: StageMemory) -> list[int]:
+    beside = stage.beside
+    weights = sum(stage.weights.values()) + beside.gathered
+    return [weights, beside.activations, beside.remote, beside.tables, beside.vae, beside.workspace, stage.always]
+
+
+def _placement_lines(plan: Plan) -> list[str]:
+    """Say where each component lies: on the fullest rank, what that one does not hold on the first that does."""
+    lines = []
+    found: dict[str, ComponentPlacement] = {}
+    for rank in (plan.tightest, *plan.ranks):
+        found = {**rank.placement.components, **found}
+    for name, placed in found.items():
+        if not placed.offloaded:
+            lines.append(f"{name}: {bytes_in_words(placed.device_bytes)}, all on the device at all times")
+            continue
+        streamed = sum(len(stream.streamed) for stream in placed.streams)
+        resident = sum(len(stream.resident) for stream in placed.streams)
+        when = "at all times" if placed.stays else "while it runs"
+        lines.append(
+            f"{name}: {bytes_in_words(placed.device_bytes)} on the device {when}; {resident} blocks stay, {streamed} "
+            f"stream from {bytes_in_words(placed.host_bytes)} in host memory"
+        )
+    return lines
+
+
+def _host_line(plan: Plan) -> str:
+    room = "" if plan.hardware.host_bytes is None else f" of {bytes_in_words(plan.hardware.host_bytes)}"
+    shared = plan.setup.offload.host_copies == "shared"
+    copies = ", ranks share their copies" if shared else ", each rank has copies of its own"
+    return f"Host memory: {bytes_in_words(plan.host_total)}{room}{copies if len(plan.ranks) > 1 else ''}"
+
+
+def _seconds_line(plan: Plan) -> str:
+    step, speeds = plan.step, plan.hardware.speeds
+    return (
+        f"Predicted: {step.total:.2f} s a step (computing {step.compute:.2f}, streaming {step.stream:.2f} beside it, "
+        f"between ranks {step.links:.2f}), {sum(plan.seconds.values()):.0f} s a run; assumed {speeds.tflops:g} TFLOPS, "
+        f"{speeds.host_gbs:g} GB/s from the host, {speeds.link_gbs:g} GB/s between devices"
+    )
+
+
+def _remedies(plan: Plan, nearest: Choice | None, longest: int | None) -> list[str]:
+    found = []
+    if nearest is not None:
+        found.append(fits_in_words(nearest))
+    if longest is not None:
+        found.append(f"With this configuration {longest} frames ({longest / geometry.FPS:.1f} s) fit.")
+    return found or ["Nothing that was looked for fits: a smaller canvas, more ranks or larger devices are needed."]
+
+
+def fits_in_words(choice: Choice) -> str:
+    """Say that a configuration fits, and what is lost with it; its options stand at the end."""
+    but = f", but {' and '.join(choice.losses)}" if choice.losses else ""
+    return f"This fits{but}: {choice.options}"
+
+
+def compare(choices: Sequence[Choice]) -> str:
+    """Return the configurations that were looked at, the best first."""
+    rows = [["configuration", "a rank", "host", "s a step", "s a run", ""]]
+    for choice in choices[:_MOST]:
+        plan = choice.plan
+        why = "fits" if plan.fits else plan.problems[0]
+        sizes = bytes_in_words(plan.tightest.tightest.total), bytes_in_words(plan.host_total)
+        rows.append([choice.options, *sizes, f"{plan.step.total:.2f}", f"{choice.seconds:.0f}", why])
+    rest = len(choices) - _MOST
+    more = [f"and {rest} more"] if rest > 0 else []
+    return "\n".join(["Configurations, those that fit first, the fastest foremost:", *_aligned(rows), *more])
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return ``rows`` in columns, the first and the last to the left, numbers to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        last = len(row) - 1
+        cells = [
+            text.ljust(width) if i == 0 or (i == last and not text[:1].isdigit()) else text.rjust(width)
+            for i, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def _count(count: int, unit: tuple[str, float]) -> str:
+    return f"{count / unit[1]:.2f}"

@@ -1,0 +1,162 @@
+"""What an engine can take: guarded at its start, asked for each request, told in ``/v1/info``."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engine.checkpoint import open_checkpoint
+from engine.cli import build_parser
+from engine.cli_options import given_options
+from engine.client import EngineClient, Outcome
+from engine.config import build_config
+from engine.contract.checks import check_request
+from engine.contract.errors import ConfigError, EngineError, RequestError
+from engine.contract.limits import Limits
+from engine.contract.requests import STAGES, parse_request
+from engine.planner_capacity import Capacity, find_capacity
+from tests.support.engine_process import EngineProcess
+
+TIGHT = ("--gpu-memory", "0.016")
+"""GB; without offload the weights of the tiny model leave no room for a second of video."""
+FITS: dict[str, Any] = {"task": "generate", "prompt": "a fox", "frames": 22, "width": 64, "height": 64, "steps": 2}
+TOO_LONG = {**FITS, "frames": 362}
+KEYFRAME = [{"at": "first", "media": {"part": "picture", "format": "frames"}}]
+
+
+def capacity_of(model: Path, *words: str) -> Capacity:
+    arguments = build_parser().parse_args(["serve", "--model", str(model), "--device", "cpu", *words])
+    config = build_config(given_options(arguments))
+    return find_capacity(config, open_checkpoint(config.model, stages=config.stages, options=config.model_options))
+
+
+def check(capacity: Capacity, request: dict[str, Any]) -> None:
+    facts = capacity.plan.model.facts
+    capacity.check(check_request(parse_request(request), facts=facts, limits=Limits(), headers={}, stages=STAGES), {})
+
+
+def refusal(model: Path, *words: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        capacity_of(model, *words)
+    assert caught.value.code == "does_not_fit"
+    return caught.value
+
+
+def options_that_fit(error: ConfigError) -> list[str]:
+    found = re.search(r"This fits: (--.*)$", error.remedy or "")
+    assert found, error
+    return shlex.split(found[1])
+
+
+def test_a_refused_start_names_its_needs_its_budget_and_a_configuration(tiny_checkpoint: Path) -> None:
+    error = refusal(tiny_checkpoint, *TIGHT)
+    assert error.field == "gpu_memory"
+    assert re.search(r"takes [\d.]+ MB on rank 0, [\d.]+ MB more than the 16.0 MB of its device", error.message)
+    assert re.search(r"Up to \d+ frames", error.remedy or "")
+    assert "--offload" in options_that_fit(error)
+    assert capacity_of(tiny_checkpoint, *TIGHT, *options_that_fit(error)).plan.fits
+
+
+def test_a_start_that_lacks_host_memory_is_refused(tiny_checkpoint: Path) -> None:
+    error = refusal(tiny_checkpoint, "--offload", "--gpu-memory", "1", "--host-memory", "0.001")
+    assert "of host memory" in error.message
+
+
+def test_where_nothing_fits_no_configuration_is_named(tiny_checkpoint: Path) -> None:
+    error = refusal(tiny_checkpoint, "--gpu-memory", "0.002")
+    assert "No layout of these ranks fits" in (error.remedy or "")
+
+
+def test_what_of_the_usual_request_fits_is_planned_and_what_is_longer_refused(tiny_checkpoint: Path) -> None:
+    capacity = capacity_of(tiny_checkpoint, "--gpu-memory", "0.02")
+    assert capacity.plan.fits
+    assert 39 < capacity.plan.request.frames < 362
+    check(capacity, FITS)
+    with pytest.raises(RequestError) as caught:
+        check(capacity, TOO_LONG)
+    error = caught.value
+    assert (error.code, error.field) == ("does_not_fit", "request.frames")
+    assert error.details["needed_bytes"] > 20_000_000
+    shorter = re.search(r"What fits: (\d+) frames", error.remedy or "")
+    assert shorter, error
+    check(capacity, {**FITS, "frames": int(shorter[1])})
+    with pytest.raises(RequestError):
+        check(capacity, {**FITS, "frames": int(shorter[1]) + 17})
+
+
+def test_without_a_known_budget_all_is_let_through(tiny_checkpoint: Path) -> None:
+    capacity = capacity_of(tiny_checkpoint)
+    assert not capacity.limited
+    assert capacity.plan.request.frames == 362
+    check(capacity, TOO_LONG)
+
+
+def test_ranks_are_told_what_the_plan_leaves_room_for(tiny_checkpoint: Path) -> None:
+    capacity = capacity_of(tiny_checkpoint, "--gpu-memory", "0.1", "--nproc-per-node", "2")
+    assert len(capacity.needs) == 2
+    for rank, needs in zip(capacity.plan.ranks, capacity.needs, strict=True):
+        stages = {stage.stage: stage for stage in rank.stages}
+        assert needs.running["transformer"] == stages["denoise"].beside.total
+        assert needs.always == stages["denoise"].always
+    held = dataclasses.replace(capacity, plan=dataclasses.replace(capacity.plan, ranks=()))
+    assert held.needs == ()
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    """An engine with the options that the refusal of another named."""
+    folder = tmp_path_factory.mktemp("engine")
+    options = (*TIGHT, *options_that_fit(refusal(tiny_checkpoint, *TIGHT)))
+    with EngineProcess(tiny_checkpoint, folder, ranks=1, options=options, media=True) as engine:
+        yield engine
+
+
+def run(engine: EngineProcess, folder: Path, request: dict[str, Any], **inputs: Path) -> Outcome:
+    async def go() -> Outcome:
+        async with EngineClient(engine.url) as client:
+            return await client.run(request, folder=folder, inputs=inputs)
+
+    return asyncio.run(go())
+
+
+@pytest.mark.ranks
+def test_a_request_that_does_not_fit_wakes_no_rank_and_the_next_job_runs(engine: EngineProcess, tmp_path: Path) -> None:
+    info = engine.get("/v1/info")
+    plan = info["plan"]
+    assert info["offload"]["offload"]
+    assert plan["fits"]
+    assert plan["device_bytes"] == 16_000_000
+    assert plan["ranks"][0]["components"]["transformer"]["host_bytes"] > 0
+    with pytest.raises(EngineError) as caught:
+        run(engine, tmp_path, TOO_LONG)
+    assert (caught.value.code, caught.value.field) == ("does_not_fit", "request.frames")
+    assert engine.metric("jobs_started_total") == 0
+    outcome = run(engine, tmp_path, {**FITS, "container": "tensors"})
+    assert "latents" in outcome.outputs
+    job = engine.get("/v1/jobs")["jobs"][-1]
+    assert set(job["memory"]["stages"]) >= {"encode_prompt", "denoise", "decode_video", "decode_audio"}
+    assert all(peaks[0] > 0 for peaks in job["memory"]["stages"].values())
+
+
+@pytest.mark.ranks
+def test_a_request_whose_size_follows_from_its_pictures_is_refused_when_they_are_read(
+    engine: EngineProcess, tmp_path: Path
+) -> None:
+    picture = tmp_path / "picture"
+    save_file({"frames": torch.zeros(1, 64, 128, 3, dtype=torch.uint8)}, picture)
+    request = {key: value for key, value in TOO_LONG.items() if key not in ("width", "height")}
+    started = engine.metric("jobs_started_total")
+    with pytest.raises(EngineError) as caught:
+        run(engine, tmp_path, {**request, "keyframes": KEYFRAME}, picture=picture)
+    assert caught.value.code == "does_not_fit"
+    assert engine.metric("jobs_started_total") == started
+    assert "latents" in run(engine, tmp_path, {**FITS, "seed": 3, "container": "tensors"}).outputs
