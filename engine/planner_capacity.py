@@ -26,7 +26,7 @@ from .planner import Hardware, Plan, describe, make_plan, needs_of
 from .planner_report import fits_in_words
 from .planner_request import MediumSize, RequestSize
 from .planner_search import longest, nearest, options_of, shortened
-from .planner_sizing import size_of_decode, size_of_denoise, size_of_generate
+from .planner_sizing import MASK_LEVELS, size_of_decode, size_of_denoise, size_of_generate
 from .planner_weights import ServedModel, Setup
 
 USUAL_SECONDS = 15.0
@@ -158,9 +158,12 @@ def find_capacity(config: EngineConfig, checkpoint: Checkpoint) -> Capacity:
         device_bytes=None if memory is None else round(memory * 1e9),
         host_bytes=None if host is None else round(host * 1e9),
     )
-    plan = make_plan(model, setup, usual_request(config, model), hardware)
-    if plan.fits:
-        return Capacity(plan)
+    usual = usual_request(config, model)
+    # Masks with fractions may need the projections in every forward; where that is too much, masks of zeros and ones.
+    for request in (dataclasses.replace(usual, mask_levels=MASK_LEVELS), usual):
+        plan = make_plan(model, setup, request, hardware)
+        if plan.fits:
+            return Capacity(plan)
     frames = longest(plan)
     if frames is not None:
         return Capacity(make_plan(model, setup, dataclasses.replace(plan.request, frames=frames), hardware))
