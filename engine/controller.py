@@ -34,16 +34,15 @@ from .contract.errors import (
     RequestError,
     error_from_dict,
 )
-from .contract.media_limits import MEDIA_LIMITS
 from .contract.messages import Done, Output, Queued, StageFinished, Started, event_from_dict
 from .contract.requests import EncodePrompt, Generate, Request
 from .contract.tensors import Headers
-from .contract.version import ENGINE_VERSION, PROTOCOL_VERSION
 from .controller_abilities import check_abilities
 from .controller_cache import JobCache, stage_result
 from .controller_chunks import Chunks
 from .controller_fleet import FleetProcess
 from .controller_folder import RunFolder
+from .controller_info import describe_engine
 from .controller_jobs import Job, finish_movies, with_latents
 from .controller_media import MediaDesk, ReadMedia
 from .controller_movies import MovieListener, Movies
@@ -123,29 +122,7 @@ class Controller:
 
     def info(self) -> dict[str, Any]:
         """Return the answer of ``GET /v1/info``; what only the ranks know is null until they are ready."""
-        ranks = self._ranks
-        return {
-            "version": ENGINE_VERSION,
-            "protocol": PROTOCOL_VERSION,
-            "model": {"name": self.checkpoint.folder.name, "path": str(self.checkpoint.folder)},
-            "partitions": list(self.checkpoint.partitions),
-            "stages": list(self.config.stages),
-            "ranks": self.config.nproc_per_node,
-            "layout": self.config.layout.to_dict(),
-            "offload": self.config.offload.to_dict(),
-            "plan": self.capacity.describe() if self.capacity else None,
-            "device": ranks.get("device"),
-            "dtype": ranks.get("dtype"),
-            "backend": ranks.get("backend"),
-            "pids": ranks.get("pids"),
-            "weight_bytes": ranks.get("weight_bytes"),
-            "device_weight_bytes": ranks.get("device_weight_bytes"),
-            "host_copy_bytes": ranks.get("host_copy_bytes"),
-            "facts": self.checkpoint.facts.to_dict(),
-            "limits": self.config.limits.to_dict(),
-            "media": dataclasses.asdict(MEDIA_LIMITS),
-            "cache_mb": self.config.cache_mb,
-        }
+        return describe_engine(self.config, self.checkpoint, self.capacity, self._ranks)
 
     # --- accepting
 

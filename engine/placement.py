@@ -39,9 +39,14 @@ class Held:
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
+def stays_exact(component: str, tensor: str) -> bool:
+    """Whether ``tensor`` of ``component`` is kept in fp32 whatever the rest is computed in."""
+    return not FULL_PRECISION[component].isdisjoint(tensor.split("."))
+
+
 def compute_dtype(component: str, tensor: str, dtype: str) -> str:
     """Return the type that a floating tensor of ``component`` is computed in when the rest is in ``dtype``."""
-    return "fp32" if FULL_PRECISION[component].intersection(tensor.split(".")) else dtype
+    return "fp32" if stays_exact(component, tensor) else dtype
 
 
 def is_reduced(component: str, tensor: str, shape: Sequence[int]) -> bool:
@@ -53,7 +58,7 @@ def is_reduced(component: str, tensor: str, shape: Sequence[int]) -> bool:
         len(shape) == 2
         and tensor.startswith(tuple(f"{stack}." for stack in REDUCED_STACKS.get(component, ())))
         and tensor.endswith(".weight")
-        and not FULL_PRECISION[component].intersection(tensor.split("."))
+        and not stays_exact(component, tensor)
     )
 
 

@@ -24,13 +24,15 @@ from .contract.words import bytes_in_words
 from .placement import Needs
 from .planner import Hardware, Plan, describe, make_plan, needs_of
 from .planner_report import fits_in_words
-from .planner_request import RequestSize
+from .planner_request import MediumSize, RequestSize
 from .planner_search import longest, nearest, options_of, shortened
-from .planner_sizing import size_of_decode, size_of_denoise, size_of_generate
+from .planner_sizing import MASK_LEVELS, size_of_decode, size_of_denoise, size_of_generate
 from .planner_weights import ServedModel, Setup
 
 USUAL_SECONDS = 15.0
 """The longest video that the model was trained on."""
+_HELD = 2
+"""Times that masks of zeros and ones add: of pictures that are kept, and of sound."""
 _TEXT_ROWS = 512
 _SHRINK = (0.75, 0.5, 0.25)
 """Areas that are tried for a canvas that does not fit."""
@@ -156,9 +158,12 @@ def find_capacity(config: EngineConfig, checkpoint: Checkpoint) -> Capacity:
         device_bytes=None if memory is None else round(memory * 1e9),
         host_bytes=None if host is None else round(host * 1e9),
     )
-    plan = make_plan(model, setup, usual_request(config, model), hardware)
-    if plan.fits:
-        return Capacity(plan)
+    usual = usual_request(config, model)
+    # Masks with fractions may need the projections in every forward; where that is too much, masks of zeros and ones.
+    for request in (dataclasses.replace(usual, mask_levels=MASK_LEVELS), usual):
+        plan = make_plan(model, setup, request, hardware)
+        if plan.fits:
+            return Capacity(plan)
     frames = longest(plan)
     if frames is not None:
         return Capacity(make_plan(model, setup, dataclasses.replace(plan.request, frames=frames), hardware))
@@ -181,14 +186,25 @@ def setup_of(config: EngineConfig) -> Setup:
 
 
 def usual_request(config: EngineConfig, model: ServedModel) -> RequestSize:
-    """Return the request that an engine should have room for."""
+    """Return the request that an engine should have room for: with a first and a last picture, and parts kept.
+
+    Weights stay on the device as far as this leaves room: what it does not name would be refused at this length.
+    """
     facts = model.facts
     width, height = geometry.default_canvas(
         short_edge=facts.canvas_short_edge, max_pixels=facts.canvas_max_pixels, multiple=facts.canvas_multiple
     )
     seconds = min(USUAL_SECONDS, config.limits.max_seconds)
     frames = geometry.snap_frames(max(geometry.MIN_FRAMES, geometry.frames_of_seconds(seconds)))
-    return RequestSize(width=width, height=height, frames=frames, text_rows=_TEXT_ROWS)
+    picture = MediumSize(video=(1, height // facts.spatial_ratio, width // facts.spatial_ratio))
+    return RequestSize(
+        width=width,
+        height=height,
+        frames=frames,
+        text_rows=_TEXT_ROWS,
+        media=(picture, picture),
+        mask_levels=_HELD,
+    )
 
 
 def _refusal(plan: Plan) -> ConfigError:

@@ -16,7 +16,7 @@ from .contract.tensors import Headers, check_latent_part
 from .planner_request import MediumSize, RequestSize, vision_grid, vision_rows
 
 Tensors = Mapping[str, TensorInfo]
-_MASK_LEVELS = 512
+MASK_LEVELS = 512
 """Times that the rows of an edit may have besides their streams': a mask has 256 steps, in picture and in sound."""
 _SAMPLED_EVERY = 12
 """Frames of a clip for each that the text encoder is shown: two a second."""
@@ -38,7 +38,7 @@ def size_of_denoise(request: Denoise, headers: Headers) -> RequestSize:
         pad_seq_len=request.pad_seq_len,
         steps=request.steps,
         # Without masks a source may be kept in part by a number for each stream.
-        mask_levels=_MASK_LEVELS if "masks" in headers else 2 * ("latents" in headers),
+        mask_levels=MASK_LEVELS if "masks" in headers else 2 * ("latents" in headers),
     )
 
 
@@ -73,7 +73,7 @@ def size_of_generate(
         vision=vision,
         pad_seq_len=request.pad_seq_len,
         steps=request.steps,
-        mask_levels=0 if request.edit is None else _MASK_LEVELS,
+        mask_levels=0 if request.edit is None else MASK_LEVELS,
     )
 
 

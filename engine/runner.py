@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from .conditioning import NOTHING, Conditions
 from .contract import latent_file
 from .contract.check_masks import MASKS
-from .contract.errors import EngineError, JobCancelled, JobError, RequestError
+from .contract.errors import EngineError, JobCancelled, RequestError
 from .contract.requests import (
     Decode,
     Denoise,
@@ -35,7 +35,6 @@ from .contract.requests import (
     parse_request,
     stages_of,
 )
-from .devices_memory import is_out_of_memory
 from .devices_peaks import StagePeaks
 from .frames import FrameSink, Mp4Frames, TensorFrames
 from .health import describe_latents
@@ -46,13 +45,14 @@ from .offload.modulation import Modulation
 from .offload.owner import ModelOwner
 from .outputs import Outputs
 from .packing import latent_grid
-from .parallel.agreement import CONSEQUENCE, Agreement
+from .parallel.agreement import Agreement
 from .parallel.collectives import DataGroupError, collect_json, share_tensors
 from .parallel.mesh import Mesh
 from .parallel.watchdog import Watchdog
 from .progress import Progress
 from .runner_cache import Reuse
 from .runner_edit import load_edit, place_source, tell_of
+from .runner_errors import job_error
 from .runner_media import JobMedia, fit_source, load_prepared, source_latents
 from .stages.base import Latents, Prepared, PromptEmbeds, StageContext
 from .stages.decode_audio import decode_audio
@@ -64,9 +64,6 @@ from .vae.chunks import count_chunks
 from .vae.crew import VaeCrew
 
 logger = logging.getLogger(__name__)
-
-
-_TEXT_LIMIT = 2000
 
 
 @dataclass(frozen=True)
@@ -174,25 +171,6 @@ class JobRunner:
             self._mesh.rebuild_data()
             return False
         return agreement.poisoned or not self._mesh.in_data
-
-
-def job_error(error: Exception, *, stage: str | None, rank: int) -> EngineError:
-    """Return what the user is told of ``error``, raised in ``stage`` on ``rank``."""
-    if isinstance(error, EngineError):
-        return error
-    where = {"stage": stage, "rank": rank}
-    named = f"[rank {rank}] {type(error).__name__}"
-    if is_out_of_memory(error):
-        return JobError(
-            "out_of_memory",
-            f"{named}: out of memory (stage {stage})",
-            remedy="Ask for a smaller canvas or a shorter video, or use more ranks.",
-            details=where,
-        )
-    text = f"{named}: {str(error)[:_TEXT_LIMIT]} (stage {stage})"
-    if isinstance(error, DataGroupError):
-        return JobError("job_failed", text, details={**where, CONSEQUENCE: True})
-    return JobError("job_failed", text, remedy="The engine's log has the whole traceback.", details=where)
 
 
 def _planned(request: Request) -> tuple[str, ...]:

@@ -1,7 +1,6 @@
 """Write the memory tables of the presets into ``docs/memory.md``, as ``h3-engine plan --preset`` prints them.
 
-Run after a change of the planner or of a preset: ``.venv/bin/python scripts/memory_tables.py``. A test compares the page
-with what this would write.
+Run it after a change of the planner or of a preset, ``.venv/bin/python scripts/memory_tables.py``; a test compares.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from transformers import AutoTokenizer
 
 from ..checkpoint import Checkpoint, Component
 from ..contract.errors import ConfigError
-from ..placement import is_reduced
+from ..placement import is_reduced, stays_exact
 from ..rank_options import WEIGHTED
 from .bundle import VAES, Models
 from .own_code import own_class, trust
@@ -71,7 +71,7 @@ def load_models(
     """Load the components in ``keep`` to ``device``; VAEs to the CPU, whence their owner (``vae.staging``) takes them.
 
     Args:
-        dtype: compute type; modules that diffusers keeps in fp32 stay so.
+        dtype: compute type; modules that diffusers keeps in fp32 stay so (`placement.stays_exact`).
         keep: names of components with weights that ``checkpoint`` was opened for.
         on_bytes: called after each tensor.
         divisions: how components are divided among ranks, by name; the others are loaded whole.
@@ -182,7 +182,6 @@ class _Built:
 
     def fill(self, *, device: torch.device, dtype: torch.dtype, progress: _Progress) -> Any:
         """Read the weights and return the model, ready for inference on ``device``."""
-        fp32 = _fp32_modules(self.model) if dtype != torch.float32 else frozenset()
         by_file: dict[Path, list[str]] = {}
         for name, stored in self.named.items():
             by_file.setdefault(self.component.tensors[stored].file, []).append(name)
@@ -190,7 +189,7 @@ class _Built:
         for file, names in by_file.items():
             with _open_weights(self.component, file) as tensors:
                 for name in names:
-                    wanted = torch.float32 if fp32.intersection(name.split(".")) else dtype
+                    wanted = torch.float32 if stays_exact(self.component.name, name) else dtype
                     state[name] = self._keep(name, tensors, device=device, dtype=wanted)
                     progress.add(self.component.name, self.bytes_of(name))
         self.model.load_state_dict(state, assign=True)
@@ -252,10 +251,6 @@ def _open_weights(component: Component, file: Path) -> Iterator[Any]:
             yield tensors
     except (OSError, SafetensorError) as error:
         raise _invalid(f"{component.name}/{file.name}", None, f"{file.name} cannot be read: {error}") from error
-
-
-def _fp32_modules(model: Any) -> frozenset[str]:
-    return frozenset(model._keep_in_fp32_modules or ())
 
 
 def _place(tensor: torch.Tensor, *, device: torch.device, dtype: torch.dtype) -> torch.Tensor:

@@ -20,6 +20,7 @@ TEMPLATES = (
     "guides",
     "inpaint",
     "keep_latent",
+    "low_memory",
     "redo_sound",
     "ref2va",
     "t2va",
@@ -45,6 +46,7 @@ NODE_IDS = (
     "H3EngineMaskFromImages",
     "H3EngineExtend",
     "H3EngineComposite",
+    "H3EngineMemory",
 )
 
 

@@ -76,6 +76,7 @@ def test_ranks_that_stream_make_what_one_without_makes_and_do_so_again(fleet: Fl
     told = ("weight_bytes", "device_weight_bytes", "host_copy_bytes")
     for held, device, host in zip(*(info[name] for name in told), strict=True):
         assert 0 < device < host <= held
+    assert "on a CPU --offload saves nothing" in fleet.log
     for _ in range(2):
         assert_made(fleet, alone)
 

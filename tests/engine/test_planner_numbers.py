@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+from transformers import Qwen3VLModel
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
 from engine.checkpoint import open_checkpoint
@@ -29,6 +30,7 @@ from engine.planner_sizes import RELEASED, Config
 from engine.planner_time import Speeds, link_bytes, run_seconds, step_seconds
 from engine.planner_weights import ServedModel, Setup, rank_tensors, rank_weights
 from engine.rank_options import PARTITIONS, WEIGHTED, OffloadOptions, ParallelOptions
+from engine.stacks import FULL_PRECISION
 from tests.support import stages
 from tests.support.planner_models import CLASSES, ONE, RELEASED_MODEL, build_on_meta, inputs_of, request
 
@@ -103,6 +105,11 @@ def unread_text() -> int:
 
 def modulation(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     return {name: shape for name, shape in shapes.items() if ".adaln_proj." in name}
+
+
+def test_what_stays_exact_is_what_the_real_classes_keep_in_fp32() -> None:
+    for component, cls in {**CLASSES, "text_encoder": Qwen3VLModel}.items():
+        assert FULL_PRECISION[component] == frozenset(cls._keep_in_fp32_modules or ()), component
 
 
 def test_the_released_sizes_are_the_defaults_of_the_real_classes() -> None:

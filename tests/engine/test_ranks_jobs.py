@@ -123,6 +123,14 @@ def test_progress_never_goes_back_and_ends_at_one(fleet: Fleet) -> None:
     ]
 
 
+def test_a_job_tells_what_each_stage_took_on_both_ranks(fleet: Fleet) -> None:
+    memory = fleet.run(SMALL).messages[-1]["memory"]
+    assert memory["kind"] == "process"
+    assert list(memory["stages"]) == ["encode_prompt", "denoise", "decode_audio", "decode_video"]
+    # A process that has loaded torch and a model has a hundred megabytes at least.
+    assert all(len(ranks) == 2 and min(ranks) > 100_000_000 for ranks in memory["stages"].values())
+
+
 def test_the_stages_one_by_one_give_the_same_as_generate(fleet: Fleet) -> None:
     whole = fleet.run({**SMALL, "container": "tensors", "frames": 39})
     encoded = fleet.run({"task": "encode_prompt", "prompt": SMALL["prompt"]})

@@ -121,7 +121,7 @@ def _checksum(module: torch.nn.Module) -> int:
 def _load(mesh: Mesh, folder: Path, options: RankOptions, *, elsewhere: loading.Elsewhere) -> tuple[Models, int]:
     divisions = plan_divisions(mesh, served=SERVED, text_encoder_degree=1, shard_weights=False)
     with counted_reads():
-        models, told = load(folder, "transformer", divisions, options.block_storage, elsewhere=elsewhere)
+        models, told = load(folder, "transformer", divisions, storage=options.block_storage, elsewhere=elsewhere)
     assert told == CountedFile.count
     guard_collectives(models.transformer, mesh)
     apply_sequence_parallel(models.transformer, mesh)

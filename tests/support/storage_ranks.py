@@ -25,7 +25,7 @@ def text_encoder_off(mesh: Mesh, folder: Path, storage: str) -> float:
     lay_out(mesh, 2)
     divisions = plan_divisions(mesh, served=SERVED, text_encoder_degree=2, shard_weights=False)
     one, _ = load(folder, "text_encoder", storage=storage)
-    models, _ = load(folder, "text_encoder", divisions, storage)
+    models, _ = load(folder, "text_encoder", divisions, storage=storage)
     with torch.no_grad():
         wanted, found = (
             encoder(input_ids=PROMPT, attention_mask=torch.ones_like(PROMPT), use_cache=False).last_hidden_state

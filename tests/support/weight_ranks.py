@@ -90,6 +90,7 @@ def load(
     folder: Path,
     component: str,
     divisions: Any = None,
+    *,
     storage: str = "full",
     dtype: torch.dtype = torch.float32,
     elsewhere: loading.Elsewhere = lambda component, tensor: False,
@@ -142,7 +143,7 @@ def divided(
     """Load this rank's part of a transformer; return it, the bytes read, and the bytes said to be read."""
     divisions = plan_divisions(mesh, served=SERVED, text_encoder_degree=1, shard_weights=shard)
     with counted_reads():
-        models, told = load(folder, component, divisions, storage)
+        models, told = load(folder, component, divisions, storage=storage)
     transformer = getattr(models, component)
     guard_collectives(transformer, mesh)
     apply_sequence_parallel(transformer, mesh, weights_axis="sequence" if shard else None)
