@@ -48,8 +48,16 @@ def files(folder: Path, **parts: bytes | None) -> dict[str, Path]:
 
 def readers() -> list[psutil.Process]:
     """Return the processes that read media below this one."""
-    found = psutil.Process().children(recursive=True)
-    return [process for process in found if "engine.media" in process.cmdline()]
+    return [process for process in psutil.Process().children(recursive=True) if "engine.media" in command_of(process)]
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    """Return the command line of ``process``, of one that has just ended nothing."""
+    try:
+        words: list[str] = process.cmdline()
+    except psutil.NoSuchProcess:  # what a zombie raises is one of these
+        return []
+    return words
 
 
 async def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
