@@ -66,8 +66,6 @@ def _reads(request: Request, parts: Mapping[str, str]) -> dict[str, Any]:
         found["source"] = [request.width, request.height, request.frames, parts["source"]]
     if isinstance(request, Generate) and request.edit is not None:
         found["source"] = [request.width, request.height, request.edit.frames, parts["source"]]
-    if isinstance(request, Generate) and request.edit is not None:
-        found["source"] = [request.width, request.height, request.edit.frames, parts["source"]]
     return found
 
 

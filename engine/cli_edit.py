@@ -1,7 +1,8 @@
 """The options of ``generate`` that edit a clip: files and numbers → the request's field ``edit``, and its parts.
 
 ``--video-mask`` takes a number or a picture or clip, ``--audio-mask`` a number or spans in seconds (``1.5-3,4-5``); of
-``--mask-document`` the files that its layers name are looked for beside it. Raises `ConfigError`.
+``--mask-document`` the files that its layers name are looked for beside it. Raises `ConfigError`; for what is in a
+document `RequestError`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from .cli_files import bad_option, existing_file, part_name
 from .contract.errors import ConfigError
+from .contract.mask_document import parse_document
 
 _SPAN = re.compile(r"(\d{1,9}(?:\.\d*)?|\.\d+)-(\d{1,9}(?:\.\d*)?|\.\d+)", re.ASCII)
 _DOCUMENT = "--mask-document"
@@ -39,6 +41,7 @@ def edit_of_arguments(arguments: argparse.Namespace) -> tuple[dict[str, Any], di
 
     Raises:
         ConfigError: a file is not there, an option cannot be read, or there is nothing to edit.
+        RequestError: as `parse_document`.
     """
     parts: dict[str, Path] = {}
 
@@ -104,7 +107,7 @@ def _sound(text: str) -> dict[str, Any]:
 
 
 def _document(file: str) -> tuple[dict[str, Any], dict[str, Path]]:
-    """Return the document in a file, and its layers' files by the names that they have there."""
+    """Return the document in a file, and the files that its layers paint with by the names that they have there."""
     path = existing_file(file, _DOCUMENT)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -112,7 +115,6 @@ def _document(file: str) -> tuple[dict[str, Any], dict[str, Path]]:
         raise bad_option(_DOCUMENT, file, f"It is not JSON: {error}.", "Give the editor's document.") from error
     if not isinstance(data, dict):
         raise bad_option(_DOCUMENT, file, "The JSON is not an object.", "Give the editor's document.")
-    layers = data.get("layers")
-    names = [layer.get("file") for layer in layers if isinstance(layer, dict)] if isinstance(layers, list) else []
-    wanted = dict.fromkeys(name for name in names if isinstance(name, str) and name)
+    layers = parse_document(data, path=_DOCUMENT).layers
+    wanted = dict.fromkeys(layer.file for layer in layers if layer.kind == "raster" and layer.enabled)
     return data, {name: existing_file(str(path.parent / name), _DOCUMENT) for name in wanted}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import json
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -70,12 +71,17 @@ class Channel:
     async def submit(
         self, request: Mapping[str, Any], *, job_id: str, inputs: Mapping[str, Path] | None = None
     ) -> None:
-        """Send a request and its parts (part name → file: safetensors, or a picture, clip or sound)."""
+        """Send a request and its parts (part name → file: safetensors, or a picture, clip or sound).
+
+        Raises:
+            RequestError: ``body_too_large`` for a request that would end the connection.
+            OSError: a file cannot be read.
+        """
         inputs = inputs or {}
         self._last_message += 1
         message = self._last_message
         parts = [await asyncio.to_thread(describe_part, name, path) for name, path in inputs.items()]
-        await self.socket.send_json(
+        text = json.dumps(
             {
                 "type": "submit",
                 "protocol": PROTOCOL_VERSION,
@@ -85,6 +91,14 @@ class Channel:
                 "parts": [dataclasses.asdict(part) for part in parts],
             }
         )
+        if len(text) > framing.MAX_SLICE:
+            raise RequestError(
+                "body_too_large",
+                f"The request is {len(text)} bytes of JSON; a message has at most {framing.MAX_SLICE}.",
+                field="request",
+                remedy="Use fewer points in the mask document, or paint with a picture.",
+            )
+        await self.socket.send_str(text)
         for index, path in enumerate(inputs.values()):
             with path.open("rb") as file:
                 for start, end in framing.slices(parts[index].bytes):
@@ -213,7 +227,8 @@ class EngineClient:
         """Run one job to its end and return its files in ``folder``.
 
         Raises:
-            EngineError: the job's error, or ``connection_lost``.
+            EngineError: the job's error, ``connection_lost``, or ``body_too_large`` for the request's JSON.
+            OSError: an input cannot be read.
         """
         outcome = Outcome(str(uuid.uuid4()))
         seen, give_up, resuming = 0, 0.0, False
@@ -258,6 +273,14 @@ class EngineClient:
     ) -> bool:
         """Send the ``opening`` and take events; return whether the job is done, False for a lost connection."""
         sending = asyncio.create_task(opening)
+        closing: list[asyncio.Task[None]] = []
+
+        def stop(task: asyncio.Task[None]) -> None:
+            # What was not sent is not answered: nothing more comes.
+            if not task.cancelled() and task.exception() is not None:
+                closing.append(asyncio.create_task(channel.close()))
+
+        sending.add_done_callback(stop)
         try:
             async for event in channel.events():
                 take(event)

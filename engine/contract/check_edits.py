@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from .edits import SourceEdit
 from .errors import RequestError
 from .geometry import MAX_SECONDS
-from .mask_document import MaskDocument, parse_document
+from .mask_document import MAX_LAYERS, MaskDocument, parse_document
 
 _PATH = "request.edit"
 _MAX_SPANS = 1_000
@@ -97,6 +97,10 @@ def _check_numbers(edit: SourceEdit) -> None:
 
 
 def _check_files(edit: SourceEdit, document: MaskDocument) -> None:
+    if len(edit.files) > MAX_LAYERS:
+        message = f"There are at most {MAX_LAYERS} files."
+        field = f"{_PATH}.files"
+        raise RequestError("out_of_range", message, field=field, value=len(edit.files), remedy="Leave some out.")
     names = [file.name for file in edit.files]
     for index, name in enumerate(names):
         if names.count(name) > 1:

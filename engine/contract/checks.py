@@ -17,7 +17,9 @@ from .check_edits import check_edit_fields
 from .check_masks import check_edit
 from .check_media import check_media, check_parts, resolve_guides
 from .conditions import check_conditions, kinds_of
+from .edits import SourceEdit
 from .errors import RequestError
+from .extend import plan_extension
 from .lengths import check_prompt_tokens, check_rows
 from .limits import DEFAULT_SECONDS, MAX_OUTPUTS, MAX_SEED, MAX_STEPS, Limits, ModelFacts
 from .media_limits import check_reference_counts
@@ -233,6 +235,7 @@ def _needed(name: str, message: str) -> RequestError:
 def _resolve_generate(request: Generate, facts: ModelFacts, limits: Limits) -> Generate:
     if request.edit is not None:
         check_edit_fields(request.edit, {"frames": request.frames, "seconds": request.seconds})
+        _check_edited_length(request.edit, limits)
         return _resolve_size(request, facts)
     if request.seconds is not None and request.frames is not None:
         raise RequestError(
@@ -248,6 +251,16 @@ def _resolve_generate(request: Generate, facts: ModelFacts, limits: Limits) -> G
         frames = geometry.frames_of_seconds(seconds, path="request.")
         check_length(geometry.snap_frames(frames), limits, seconds=seconds)
     return dataclasses.replace(_resolve_size(request, facts), frames=frames, seconds=None)
+
+
+def _check_edited_length(edit: SourceEdit, limits: Limits) -> None:
+    """Check the least that an edit comes to: nobody reads a clip for a video that is too long whatever is in it."""
+    path = "request.edit."
+    frames = geometry.MIN_FRAMES if edit.frames is None else geometry.snap_frames(edit.frames, path=path)
+    check_length(frames, limits, field=f"{path}frames")
+    if edit.extends:
+        plan = plan_extension(frames, before=edit.before, after=edit.after, path=path)
+        check_length(plan.frames, limits, field=path + ("before" if edit.before > edit.after else "after"))
 
 
 def _check_sampling(request: Denoise | Generate, facts: ModelFacts, limits: Limits) -> Plan:
@@ -312,11 +325,12 @@ def _check_sides(width: int, height: int, limits: Limits, *, path: str) -> None:
             )
 
 
-def check_length(frames: int, limits: Limits, *, seconds: float | None = None) -> None:
+def check_length(frames: int, limits: Limits, *, seconds: float | None = None, field: str = "request.frames") -> None:
     """Check a snapped frame count against the operator's longest video.
 
     Args:
         seconds: what the caller asked for, when that was a duration.
+        field: which the frames come from, when they were not a duration.
 
     Raises:
         RequestError: ``out_of_range``.
@@ -326,7 +340,7 @@ def check_length(frames: int, limits: Limits, *, seconds: float | None = None) -
         raise RequestError(
             "out_of_range",
             f"{frames} frames are {frames / geometry.FPS:.1f} s; this engine makes at most {limits.max_seconds:g} s.",
-            field="request.frames" if seconds is None else "request.seconds",
+            field=field if seconds is None else "request.seconds",
             value=frames if seconds is None else seconds,
             remedy=f"Ask for {limits.max_seconds:g} s or less, or start the engine (h3-engine serve) with a higher "
             "--max-seconds.",

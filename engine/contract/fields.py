@@ -19,6 +19,8 @@ from .errors import RequestError
 
 T = TypeVar("T")
 _INT_LIMIT = 2**64
+MAX_DEPTH = 64
+"""Lists and objects within each other in a field that nobody knows: what follows walks through them recursively."""
 _NAMES: dict[Any, str] = {bool: "true or false", str: "a string", int: "a whole number", float: "a number"}
 
 
@@ -133,8 +135,11 @@ class Fields:
         return [Fields(item, f"{self.at(name)}[{i}]") for i, item in enumerate(items)]
 
     def rest(self, *known: str) -> dict[str, Any]:
-        """Return the fields that were not taken."""
-        return {name: value for name, value in self.data.items() if name not in self._taken and name not in known}
+        """Return the fields that were not taken, nested at most `MAX_DEPTH` deep."""
+        left = {name: value for name, value in self.data.items() if name not in self._taken and name not in known}
+        for name, value in left.items():
+            _check_depth(value, self.at(name))
+        return left
 
     def at(self, name: str) -> str:
         """Return a field's path."""
@@ -156,6 +161,21 @@ def bounded(value: float, path: str, *, low: float, high: float, above: bool = F
 def out_of_range(path: str, value: object, rule: str, remedy: str) -> RequestError:
     """Return the error of a value that breaks a rule; the message is the path and the rule."""
     return RequestError("out_of_range", f"{path} {rule}.", field=path, value=value, remedy=remedy)
+
+
+def _check_depth(value: Any, path: str) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        nested = [item for item in level if isinstance(item, (dict, list))]
+        if not nested:
+            return
+        level = [inner for item in nested for inner in (item.values() if isinstance(item, dict) else item)]
+    raise RequestError(
+        "out_of_range",
+        f"{path} is nested more than {MAX_DEPTH} deep.",
+        field=path,
+        remedy="Leave it out.",
+    )
 
 
 def _join(path: str, name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.ranks
 FRAMES, LATENTS = 22, 37
 EDIT: dict[str, Any] = {"task": "generate", "prompt": "a boat", "steps": 1}
 SOURCE = {"media": {"part": "v"}}
+TOUCHED = {"ranges": [{"from": 0, "to": 5, "value": 1}]}
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +35,13 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a clip of 22 frames of 64x32 with sound."""
     path = tmp_path_factory.mktemp("clip") / "clip.mp4"
     return write_clip(path, noise(32, 64, frames=FRAMES), sound=tone(0.92, 32_000, 2))
+
+
+def nested(depth: int) -> dict[str, Any]:
+    inner: dict[str, Any] = {}
+    for _ in range(depth):
+        inner = {"x": inner}
+    return inner
 
 
 async def run(client: EngineClient, edit: dict[str, Any], clip: Path, folder: Path, **parts: Path) -> Outcome:
@@ -119,10 +128,21 @@ async def test_keyframes_and_an_edit_go_together(client: EngineClient, clip: Pat
         ({}, {"after": 1.0, "files": [{"name": "a", "media": {"part": "v"}}]}, ("out_of_range", "request.edit.files")),
         (
             {},
-            {"document": {"version": 1, "canvas": {"width": 64, "height": 32, "frames": 39}}},
+            {"document": {"version": 1, "canvas": {"width": 64, "height": 32, "frames": 39}, "video": TOUCHED}},
             ("bad_mask", "request.edit.document.canvas.frames"),
         ),
-        ({}, {"after": 60.0}, ("out_of_range", "request.frames")),
+        ({}, {"after": 60.0}, ("out_of_range", "request.edit.after")),
+        ({}, {"before": 1e9}, ("out_of_range", "request.edit.before")),
+        ({}, {"after": 19.5}, ("out_of_range", "request.frames")),
+        ({}, {"video_mask": 1.0, "frames": 10**9}, ("out_of_range", "request.edit.frames")),
+        ({}, {"video_mask": 1.0, "frames": 4}, ("out_of_range", "request.edit.frames")),
+        (
+            {},
+            {"document": {"version": 1}, "files": [{"name": str(i), "media": {"part": "v"}} for i in range(1025)]},
+            ("out_of_range", "request.edit.files"),
+        ),
+        ({}, {"document": {"version": 1, "x": nested(900)}}, ("out_of_range", "request.edit.document.x")),
+        ({}, {"document": {"version": 1, "x": "x" * 2**22}}, ("body_too_large", "request")),
     ],
 )
 async def test_an_edit_that_is_wrong_is_refused(
@@ -139,6 +159,11 @@ async def test_an_edit_that_is_wrong_is_refused(
         await client.run(request, inputs={"v": clip}, folder=tmp_path)
     assert (caught.value.code, caught.value.field) == error
     assert caught.value.remedy
+
+
+async def test_a_request_that_cannot_be_sent_ends(client: EngineClient, clip: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        await asyncio.wait_for(run(client, {"video_mask": 1.0}, tmp_path / "nowhere.mp4", tmp_path), 20)
 
 
 def test_a_form_takes_a_source(engine: EngineProcess, clip: Path) -> None:
@@ -169,12 +194,15 @@ def test_the_command_line_edits_a_clip(engine: EngineProcess, clip: Path, tmp_pa
     assert video_facts(output).frames == 39
     document = tmp_path / "edit.json"
     layer = {"id": "a", "kind": "raster", "file": "mask.png", "range": [0, 5]}
+    hidden = {"id": "b", "kind": "raster", "file": "nowhere.png", "enabled": False}
     canvas = {"width": 64, "height": 32, "frames": FRAMES}
-    document.write_text(json.dumps({"version": 1, "canvas": canvas, "layers": [layer]}))
+    document.write_text(json.dumps({"version": 1, "canvas": canvas, "layers": [layer, hidden]}))
     words = ["--source-video", str(clip), "--mask-document", str(document)]
     done = command("generate", "--url", engine.url, "--prompt", "a boat", "--steps", "1", *words, "-o", str(output))
     assert done.returncode == 0, done.stderr
+    document.write_text(json.dumps({"version": 1, "canvas": canvas, "layers": [{**layer, "strength": 2}]}))
     for bad, named in (
+        (words, "--mask-document.layers[0].strength"),
         (["--video-mask", "1"], "--source-video"),
         (["--source-video", str(clip), "--audio-mask", "1:2"], "--audio-mask"),
         (["--source-video", str(clip), "--video-mask", "nowhere.png"], "--video-mask"),

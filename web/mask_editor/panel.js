@@ -34,7 +34,7 @@ const PRESETS = [
 ];
 
 const PRESET_STEP = "preset";
-const LANES = "Picture and sound: drag to regenerate, Shift and drag to keep (out of a run too); drag a run or its edges (Ctrl: between tokens); " +
+const LANES = "Picture and sound: drag for a range that does the opposite of the lane (Shift: the same; in a range, its opposite); drag a range or its edges (Ctrl: between tokens); " +
   "double click turns it. Tokens: drag to mark frames. Layer: drag its keys and its span.";
 
 /**

@@ -1,5 +1,6 @@
 // What the pointer does on the lanes. On "tokens": drag marks frames, click goes to a frame. On picture and sound: drag makes a
-// run (with Shift one that keeps), its edges and inside move, a double click turns it. On "layer": keys and the layer's span.
+// run that does the opposite of the lane (Shift: the same; Shift in a run: the opposite of the run), its edges and inside
+// move, a double click turns it. On "layer": keys and the layer's span.
 
 import { putRange, snapEdge, snapSpan, withRanges } from "./edits.js";
 import { changeGroup } from "./groups.js";
@@ -11,7 +12,7 @@ import { pointOn } from "./dom.js";
 /** @typedef {import("./edits.js").Lane} Lane */
 /** @typedef {import("./document.js").Layer} Layer */
 /** @typedef {import("./document.js").MaskDocument} MaskDocument */
-/** @typedef {{ hit: Hit, start: number, moved: boolean, document: MaskDocument, x: number, free: boolean, keep: boolean }} Drag */
+/** @typedef {{ hit: Hit, start: number, moved: boolean, document: MaskDocument, x: number, free: boolean, shift: boolean }} Drag */
 
 const SLACK = 3; // pixels before a click becomes a drag
 
@@ -40,7 +41,7 @@ export function listenToTimeline(editor, canvas) {
     const { x, time, hit } = look(event);
     if (!hit) return;
     const document = editor.document;
-    drag = { hit, start: time, moved: false, document, x, free: false, keep: event.shiftKey };
+    drag = { hit, start: time, moved: false, document, x, free: false, shift: event.shiftKey };
     choose(editor, hit, time);
   });
   canvas.addEventListener("pointermove", (event) => {
@@ -94,8 +95,16 @@ function follow(editor, drag, time) {
   const lane = laneOf(hit);
   if (hit.row === "bands") editor.mark(snapSpan("video", drag.start, time, editor.frames));
   else if (hit.row === "keys") dragLayer(editor, drag, time);
-  else if (lane && (hit.index === undefined || drag.keep)) newRun(editor, drag, lane, time);
+  else if (lane && (hit.index === undefined || drag.shift)) newRun(editor, drag, lane, time);
   else if (lane) moveRun(editor, drag, lane, time);
+}
+
+/** @param {Drag} drag @param {Lane} lane @returns {number} 0 keeps, 1 regenerates: by default what changes something there */
+function valueOfNew(drag, lane) {
+  const { base, ranges } = drag.document[lane];
+  const run = drag.hit.index === undefined ? undefined : ranges[drag.hit.index];
+  if (run) return run.value > 0 ? 0 : 1;
+  return base > 0 === drag.shift ? 1 : 0;
 }
 
 /** @param {MaskEditor} editor @param {Drag} drag @param {Lane} lane @param {number} time */
@@ -103,7 +112,7 @@ function newRun(editor, drag, lane, time) {
   if (!editor.editable) return;
   const [from, to] = snapSpan(lane, drag.start, time, editor.frames);
   const channel = drag.document.audio.linked ? null : drag.hit.row === "audio1" ? 1 : 0;
-  const run = { from, to, value: drag.keep ? 0 : 1, ...(lane === "audio" ? { channel } : {}) };
+  const run = { from, to, value: valueOfNew(drag, lane), ...(lane === "audio" ? { channel } : {}) };
   const ranges = putRange(drag.document[lane].ranges, run);
   editor.preview(withRanges(drag.document, lane, ranges));
   editor.chooseRun({ lane, index: ranges.length - 1 });
