@@ -140,7 +140,9 @@ class Plan:
 
     @cached_property
     def step(self) -> StepSeconds:
-        """Predicted seconds of one step."""
+        """Predicted seconds of one step; none where no stage has steps."""
+        if "denoise" not in self.setup.stages:
+            return StepSeconds(compute=0.0, stream=0.0, links=0.0)
         return step_seconds(self.model, self.setup, self.request, self.hardware.speeds, self._placements)
 
     @cached_property

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .contract import geometry
-from .contract.limits import DEFAULT_STEPS, PAD_MULTIPLE, ModelFacts
+from .contract.limits import DEFAULT_STEPS, ModelFacts
 
 TEXT, VIDEO, AUDIO, PADDING = "text", "video", "audio", "padding"
 VISION_CELL = 32
@@ -114,11 +114,6 @@ def count_rows(runs: Iterable[Run], bounds: tuple[int, int] | None = None) -> di
         counts[kind] += max(0, high - low)
         start += rows
     return counts
-
-
-def pinned_length(rows: int) -> int:
-    """Return the smallest length that ``rows`` rows can be pinned to."""
-    return -(-rows // PAD_MULTIPLE) * PAD_MULTIPLE
 
 
 def vision_grid(

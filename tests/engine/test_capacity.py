@@ -100,6 +100,14 @@ def test_without_a_known_budget_all_is_let_through(tiny_checkpoint: Path) -> Non
     check(capacity, TOO_LONG)
 
 
+@pytest.mark.parametrize("stages", ["encode_prompt,encode_media", "denoise", "decode_video,decode_audio"])
+def test_an_engine_of_some_stages_is_planned_for_these(tiny_checkpoint: Path, stages: str) -> None:
+    capacity = capacity_of(tiny_checkpoint, "--stages", stages, "--gpu-memory", "1")
+    told = capacity.describe()
+    assert {stage["stage"] for stage in told["ranks"][0]["stages"]} == set(stages.split(","))
+    assert (told["step_seconds"] > 0) == (stages == "denoise")
+
+
 def test_ranks_are_told_what_the_plan_leaves_room_for(tiny_checkpoint: Path) -> None:
     capacity = capacity_of(tiny_checkpoint, "--gpu-memory", "0.1", "--nproc-per-node", "2")
     assert len(capacity.needs) == 2
