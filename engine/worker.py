@@ -319,14 +319,14 @@ class Worker:
             text_encoder_degree=options.text_encoder_tp_degree,
             shard_weights=options.shard_weights,
         )
+        if options.media_encode == "leader" and mesh.layout.rank != 0:
+            checkpoint = checkpoint.without("encode_media")
         keep = kept_components(
             checkpoint.components,
             rank=mesh.layout.rank,
             text_encoder_ranks=options.text_encoder_tp_degree,
             vae_on_one_rank=options.vae_on_one_rank,
         )
-        if options.media_encode == "leader" and mesh.layout.rank != 0:
-            checkpoint = checkpoint.without("encode_media")
         self._copies = share_host_copies(options, keep, rank=mesh.layout.rank, device=self._device)
         models = load_rank(
             checkpoint,

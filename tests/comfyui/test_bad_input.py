@@ -169,7 +169,7 @@ CASES = {
     "a guide longer than the video": (
         _guide(video=["clip", 0]),
         "guide",
-        ("39 frames at frame 0", "22 frames", "video = "),
+        ("39 frames or more at frame 0", "22 frames", "video = "),
     ),
     "a guide for another canvas": (
         _guide(image=["image", 0], latent=["other", 0]),

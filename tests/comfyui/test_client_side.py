@@ -184,7 +184,8 @@ def test_every_field_of_the_layout_is_an_option_of_the_engine(module: Any) -> No
     everything = module("comfy_h3.launcher").ParallelSpec(2, 2, 2, 2, True, True, "2,1,1,1")
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    given = {name: value for name, value in vars(parser.parse_args(everything.flags())).items() if name != "config"}
+    parsed = vars(parser.parse_args(everything.flags()))
+    given = {name: value for name, value in parsed.items() if name not in ("config", "preset")}
     layout = build_config({"model": "/a", "device": "cpu", **given}).layout
     assert layout.to_dict() == {**dataclasses.asdict(everything), "rank_weights": (2.0, 1.0, 1.0, 1.0)}
 

@@ -60,7 +60,9 @@ class Desk:
         await self.say(job, "kept", kind=kind, path=str(path), facts={"tokens": 3})
 
     async def end(self, job: Job, error: dict[str, Any] | None = None) -> None:
-        await self.say(job, "end", error=error, facts={"tokens": 3}, restarting=False, gather_workspace_bytes=0)
+        await self.say(
+            job, "end", error=error, facts={"tokens": 3}, memory={}, restarting=False, gather_workspace_bytes=0
+        )
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ from engine.controller_jobs import Job
 from engine.controller_media import ReadMedia, read_media
 from tests.support.jobs import QUICK, new_id
 from tests.support.media_files import encoded, gradient
+from tests.support.processes import command_of
 
 PICTURE = encoded(gradient(64, 64))
 READY = {"op": "ready", "info": {"device": "cpu"}}
@@ -49,15 +50,6 @@ def files(folder: Path, **parts: bytes | None) -> dict[str, Path]:
 def readers() -> list[psutil.Process]:
     """Return the processes that read media below this one."""
     return [process for process in psutil.Process().children(recursive=True) if "engine.media" in command_of(process)]
-
-
-def command_of(process: psutil.Process) -> list[str]:
-    """Return the command line of ``process``, of one that has just ended nothing."""
-    try:
-        words: list[str] = process.cmdline()
-    except psutil.NoSuchProcess:  # what a zombie raises is one of these
-        return []
-    return words
 
 
 async def until(condition: Callable[[], Any], seconds: float = 20.0) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from safetensors.torch import load_file
 
@@ -17,6 +16,7 @@ from tests.support.engine_process import EngineProcess
 from tests.support.forms import CONTENT_TYPE, finished, form, post_form
 from tests.support.jobs import QUICK, events_until_final, new_id, tensors, wait_for_event, write
 from tests.support.media_files import encoded, gradient, noise, tone, write_clip, write_sound
+from tests.support.processes import command_of
 from tests.support.video import video_facts
 
 pytestmark = pytest.mark.ranks
@@ -246,11 +246,7 @@ async def test_cancelling_while_media_are_read_ends_the_reading(
         await channel.cancel(job_id)
         events = await events_until_final(channel, job_id)
     assert events[-1]["error"]["code"] == JobCancelled().code
-    assert not any("engine.media" in process.cmdline() for process in alive(engine))
-
-
-def alive(engine: EngineProcess) -> list[psutil.Process]:
-    return [process for process in engine.descendants() if process.status() != psutil.STATUS_ZOMBIE]
+    assert not any("engine.media" in command_of(process) for process in engine.descendants())
 
 
 # --- media that nobody should send --------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from engine.contract.errors import JobError
 from engine.contract.geometry import audio_latents, latent_frames
 from engine.contract.limits import CHUNKS_AHEAD
 from tests.support.engine_process import ROOT, EngineProcess
-from tests.support.jobs import QUICK, events_until_final, new_id
+from tests.support.jobs import QUICK, events_until_final, new_id, wait_for_event
 from tests.support.video import video_facts
 
 pytestmark = [pytest.mark.ranks, pytest.mark.timeout(180)]
@@ -197,6 +197,7 @@ async def test_a_client_that_stops_reading_ends_its_job_in_time_and_the_next_one
     async with client.connect(tmp_path) as channel:
         job_id = new_id()
         await channel.submit({**FRAMES, "frame_dtype": "float32"}, job_id=job_id, inputs={"latents": latents})
+        await wait_for_event(channel, "queued")
         begun = time.monotonic()
         # It waits behind, until the ranks have waited long enough.
         outcome = await client.run(QUICK, folder=tmp_path)
