@@ -80,11 +80,11 @@ def theirs(vae: Any, latents: Any) -> Iterator[Any]:
     """Decode with diffusers, as its pipeline does; yield all pictures [F, H, W, 3] at once."""
     import torch
 
-    from engine.stages.decode_video import _PIXEL_MEAN, _PIXEL_STD
+    from engine.vae.pixels import PIXEL_MEAN, PIXEL_STD
 
     with torch.no_grad():
         pixels = vae.decode(latents, return_dict=False)[0]
-    mean, std = (torch.tensor(values).view(1, -1, 1, 1, 1) for values in (_PIXEL_MEAN, _PIXEL_STD))
+    mean, std = (torch.tensor(values).view(1, -1, 1, 1, 1) for values in (PIXEL_MEAN, PIXEL_STD))
     yield (pixels * std + mean).clamp(0, 1)[0].permute(1, 2, 3, 0)
 
 

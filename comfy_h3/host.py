@@ -40,6 +40,13 @@ _api = ComfyAPI()
 _execution = getattr(_api, "execution", None) or ComfyAPI.Execution()
 
 
+def workflow_id(extra_pnginfo: object) -> str | None:
+    """Return the id of the workflow that runs, from what the page sends with it; None when it came without one."""
+    workflow = extra_pnginfo.get("workflow") if isinstance(extra_pnginfo, dict) else None
+    found = workflow.get("id") if isinstance(workflow, dict) else None
+    return found if isinstance(found, str) else None
+
+
 class NodeDisplay:
     """The progress bar and the text on the node that runs now."""
 
@@ -63,10 +70,15 @@ class NodeDisplay:
                 round(self._progress * _PROGRESS_SCALE), _PROGRESS_SCALE, node_id=self._node_id
             )
 
-    def canvas(self, size: dict[str, int]) -> None:
-        """Tell the page's editor the size of the node's latent: width, height, frames."""
+    def canvas(self, size: dict[str, int], *, workflow: str | None) -> None:
+        """Tell the page's editor the size of the node's latent: width, height, frames.
+
+        Args:
+            workflow: the one that runs, see `workflow_id`; another tab may have a node of the same id.
+        """
         if self._node_id is not None:
-            PromptServer.instance.send_sync("h3_engine.canvas", {"node": self._node_id, "canvas": size})
+            told = {"node": self._node_id, "canvas": size, "workflow": workflow}
+            PromptServer.instance.send_sync("h3_engine.canvas", told)
 
     async def preview(self, picture: torch.Tensor) -> None:
         """Show ``picture`` [H, W, 3], uint8 or float32 in 0..1, on the node while it works."""

@@ -96,7 +96,8 @@ class H3EngineLatentMask(io.ComfyNode):  # type: ignore[misc]
             images = None if source_images is None else check_images(source_images, name="source_images")
             audio = None if source_audio is None else check_audio(source_audio, name="source_audio")
             shot = Shot.of(latent)
-            host.NodeDisplay().canvas(dataclasses.asdict(shot))
+            workflow = host.workflow_id(cls.hidden.extra_pnginfo)
+            host.NodeDisplay().canvas(dataclasses.asdict(shot), workflow=workflow)
             painted = read_document(document, path=_DOCUMENT)
             masks = masks_of_document(painted, shot, _rasters(painted, shot, mask), path=_DOCUMENT)
             notes = _source_notes(images, shot, fps=fps)
@@ -108,7 +109,7 @@ class H3EngineLatentMask(io.ComfyNode):  # type: ignore[misc]
                 notes.append("Note: the latent came with a mask; what either of both regenerates is regenerated.")
             key = None if images is None and audio is None else kept.keep(images, audio, fps=fps)
             mask_key = None if mask is None else kept.keep(mask, fps=float(FPS))
-            shown = {"key": key, "mask": mask_key, "carried": carried}
+            shown = {"key": key, "mask": mask_key, "carried": carried, "workflow": workflow}
             return _result(latent, masks, shot, images, fps=fps, notes=notes, shown=shown)
 
 

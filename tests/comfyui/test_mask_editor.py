@@ -238,6 +238,25 @@ def test_a_size_that_only_the_run_tells_comes_back_from_its_refusal(editor: Edit
     assert editor.document()["canvas"] == {"width": 256, "height": 128, "frames": 73}
 
 
+@in_one_renderer
+def test_what_another_tab_ran_is_not_taken_for_this_ones(editor: EditorPage) -> None:
+    first, second = ({**GRAPH, "id": f"{letter * 8}-0000-4000-8000-000000000000"} for letter in "ab")
+    editor.load(first)
+    editor.run()
+    ran = editor.page.evaluate("() => JSON.stringify(app.nodeOutputs['2'])")
+    told = json.loads(ran)["h3_mask"][0]
+    assert told["workflow"] == first["id"]
+    # The page gives the outputs of a run to the node of that id in whatever tab is open.
+    give = "(output) => app.graph.getNodeById(2).onExecuted(JSON.parse(output))"
+    told["canvas"] = {"width": 128, "height": 128, "frames": 22}
+    other = json.dumps({"h3_mask": [told]})
+    for graph, taken in ((second, False), (first, True)):
+        editor.load(graph)
+        editor.page.evaluate(give, other)
+        editor.settle()
+        assert (editor.get("editor.size") == told["canvas"]) is taken
+
+
 _LONGER = """() => { const extend = LiteGraph.createNode('H3EngineExtend'); app.graph.add(extend);
     extend.widgets.find((widget) => widget.name === 'after').value = 1;
     app.graph.getNodeById(1).connect(0, extend, 0);

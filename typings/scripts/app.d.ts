@@ -64,7 +64,8 @@ interface Api extends EventTarget {
 }
 
 export interface App {
-  graph?: { nodes?: GraphNode[] };
+  graph?: { id?: string; nodes?: GraphNode[] };
+  rootGraph?: { id?: string };
   api: Api;
   nodeOutputs?: Record<string, Record<string, unknown>>;
   extensionManager?: { workflow?: { activeWorkflow?: { changeTracker?: { checkState(): void } } } };

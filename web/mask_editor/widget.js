@@ -12,7 +12,8 @@ import { downstream, originOfLatent, resultInGraph, sizeInGraph, sourceInGraph, 
 /** @typedef {import("./frames.js").Source} Source */
 /**
  * What the node left of its last run; graph, text: what `stateOf` and the document said then.
- * @typedef {{ key: string | null, mask?: string | null, carried?: string | null, canvas: Size, notes?: string[], graph?: string, text?: string }} Shown
+ * workflow: the id of the one that ran: ComfyUI gives the outputs of another tab to the node of the same id here.
+ * @typedef {{ key: string | null, mask?: string | null, carried?: string | null, canvas: Size, notes?: string[], workflow?: string | null, graph?: string, text?: string }} Shown
  */
 
 /** @typedef {{ seconds: number, steps: number }} Sampling */
@@ -57,6 +58,7 @@ export function attachEditor(node, app) {
   // What a run told holds until the graph gives another size or another clip.
   const current = () => (shown && shown.graph === stateOf(node) ? shown : null);
   const remember = (/** @type {Shown} */ found) => {
+    if (!isOfThisTab(found.workflow, app)) return;
     found.graph ??= stateOf(node);
     found.text ??= String(text.value);
     shown = found;
@@ -106,6 +108,16 @@ export function attachEditor(node, app) {
   };
   follow(node, app, { take, editor, remember, over, place });
   for (const wait of [50, 400]) setTimeout(() => takeOver(place), wait);
+}
+
+/**
+ * Whether a run was of the workflow that is shown; true where either has no id.
+ * @param {string | null | undefined} workflow
+ * @param {App} app
+ */
+function isOfThisTab(workflow, app) {
+  const own = app.rootGraph?.id ?? app.graph?.id;
+  return !workflow || !own || workflow === own;
 }
 
 /** @param {GraphNode} node @returns {string} its document */
@@ -205,9 +217,10 @@ function follow(node, app, { take, editor, remember, over, place }) {
   // The node tells the size before it refuses an edit of another one.
   /** @param {Event} event */
   const told = (event) => {
-    const { node: id, canvas } = /** @type {CustomEvent<{ node: string, canvas: Size }>} */ (event).detail;
+    const { node: id, canvas, workflow } =
+      /** @type {CustomEvent<{ node: string, canvas: Size, workflow: string | null }>} */ (event).detail;
     if (String(id) !== String(node.id)) return;
-    remember({ key: null, canvas });
+    remember({ key: null, canvas, workflow });
     editor.refresh();
   };
   app.api.addEventListener(CANVAS_EVENT, told);
