@@ -214,7 +214,7 @@ def guide_length(found: int, *, start: int, frames: int, path: str, whole: bool 
             f"A guide of {length} frames{'' if whole else ' or more'} at frame {start} does not fit in the video's "
             f"{frames} frames.",
             field=f"{path}.media",
-            value=found if whole else None,
+            value=found if whole else f"{found} or more",
             remedy=f"{cut}, or start it at frame {frames - length}." if whole and length <= frames else f"{cut}.",
         )
     return length

@@ -198,7 +198,8 @@ def test_a_guide_that_reaches_beyond_the_end_is_refused(tmp_path: Path) -> None:
     assert "22 frames at frame 119" in error["message"]
     error = guide(tmp_path, write_clip(tmp_path / "a.mp4", levels(60)), frame=-5).error
     assert "22 frames or more at frame 119" in error["message"]
-    assert (error["value"], error["remedy"]) == (None, "Cut it to 5 frames.")
+    assert error["value"].endswith(" or more")
+    assert error["remedy"] == "Cut it to 5 frames."
 
 
 def test_a_guides_picture_covers_the_canvas(tmp_path: Path) -> None:
