@@ -14,7 +14,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ import torch
 
 from ..engine.contract import geometry
 
+_T = TypeVar("_T")
 _MOST = 32
 _PEAKS_PER_SECOND = 40
 """Peaks of a sound, one for each of the model's latents of 25 ms."""
@@ -72,11 +73,16 @@ def keep(images: torch.Tensor | None, audio: Mapping[str, Any] | None = None, *,
     with _lock:
         known = (key for key, other in _clips.items() if other.made_of(images) and other.peaks == clip.peaks)
         key = next(known, None) or secrets.token_urlsafe(12)
-        _clips[key] = clip
-        _clips.move_to_end(key)
-        while len(_clips) > _MOST:
-            _clips.popitem(last=False)
+        _remember(_clips, key, clip)
     return key
+
+
+def _remember(store: OrderedDict[str, _T], key: str, value: _T) -> None:
+    """Put ``value`` in ``store``, last, and let the oldest go."""
+    store[key] = value
+    store.move_to_end(key)
+    while len(store) > _MOST:
+        store.popitem(last=False)
 
 
 def kept(key: str) -> KeptClip | None:
@@ -95,10 +101,7 @@ def keep_cells(video: npt.NDArray[np.float32], audio: npt.NDArray[np.float32]) -
     data = b"".join(levels)
     key = hashlib.sha256(data).hexdigest()[:24]
     with _lock:
-        _cells[key] = data
-        _cells.move_to_end(key)
-        while len(_cells) > _MOST:
-            _cells.popitem(last=False)
+        _remember(_cells, key, data)
     return key
 
 

@@ -31,7 +31,7 @@ from .planner_request import MediumSize, RequestSize, vision_grid, vision_rows
 from .planner_search import Choice, longest, nearest, search
 from .planner_time import Speeds
 from .planner_weights import ServedModel, Setup
-from .rank_options import ModelOptions
+from .rank_options import PARTITIONS, ModelOptions
 
 _FITS, _DOES_NOT = 0, 2
 _MEANT = ("ulysses_degree", "ring_degree", "tp_degree", "text_encoder_tp_degree", "offload", "shard_weights")
@@ -149,7 +149,7 @@ def _show(plan: Plan, choices: list[Choice], *, as_json: bool) -> None:
 
 def _model(values: Mapping[str, Any]) -> ServedModel:
     if values["model"] is None:
-        return released_model(values["stages"], values["partitions"] or ("transformer", "transformer_ref"))
+        return released_model(values["stages"], values["partitions"] or PARTITIONS)
     given = values["component_dir"] or {}
     options = ModelOptions(
         partitions=None if values["partitions"] is None else tuple(values["partitions"]),

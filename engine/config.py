@@ -143,7 +143,7 @@ OPTIONS = (
         "host_memory",
         float,
         None,
-        "the host's memory that its ranks may use together, GB of 1e9 bytes (default: what it has)",
+        "the host's memory that its ranks may use together, GB of 1e9 bytes (default: it is not checked)",
         low=0.001,
         high=10**6,
     ),

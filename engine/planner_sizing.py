@@ -95,9 +95,7 @@ def _prepared(tensors: Tensors, facts: ModelFacts, *, reference: bool) -> Medium
     if frames is None:
         return MediumSize(None, audio, reference)
     count, height, width, _ = frames.shape
-    used = geometry.floor_frames(count)
-    latents = 1 if used == 1 else geometry.latent_frames(used)
-    return MediumSize((latents, height // facts.spatial_ratio, width // facts.spatial_ratio), audio, reference)
+    return MediumSize(geometry.latents_of_pictures(count, height, width, ratio=facts.spatial_ratio), audio, reference)
 
 
 def _shown(tensors: Tensors) -> tuple[int, int, int] | None:

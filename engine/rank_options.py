@@ -129,7 +129,7 @@ class OffloadOptions:
             take; 0: no tables, the modulation's projections stay with their blocks.
         host_copies: ``shared``, ranks of one host share one copy of the weights that stream; ``own``, each has its own.
         gpu_memory: gigabytes (1e9 bytes) that a rank may use on its device; None: what the device has.
-        host_memory: the same of the host's memory for all its ranks together; None: what the host has.
+        host_memory: the same of the host's memory for all its ranks together; None: it is not checked.
     """
 
     offload: tuple[str, ...] = ()

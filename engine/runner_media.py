@@ -126,9 +126,7 @@ def _sizes(medium: Prepared, facts: ModelFacts) -> tuple[tuple[int, int, int] | 
     if medium.frames is None:
         return None, audio
     count, height, width, _ = medium.frames.shape
-    used = geometry.floor_frames(count)
-    latents = 1 if used == 1 else geometry.latent_frames(used)
-    return (latents, height // facts.spatial_ratio, width // facts.spatial_ratio), audio
+    return geometry.latents_of_pictures(count, height, width, ratio=facts.spatial_ratio), audio
 
 
 def fit_source(medium: Prepared, *, width: int, height: int, frames: int) -> Prepared:

@@ -19,9 +19,9 @@ from .models.bundle import Models
 from .models.loading import OnBytes, load_models
 from .models.pieces import Division
 from .offload.host import HostCopies, read_elsewhere
-from .offload.owner import OWNED, ModelOwner, device_budget, weights_of
+from .offload.owner import OWNED, ModelOwner, place_models
 from .parallel.mesh import Mesh
-from .placement import ComponentPlacement, Needs, Placement, plan_placement
+from .placement import NO_NEEDS, ComponentPlacement, Needs, Placement
 from .placement_modulation import keeps_modulation_apart
 from .rank_options import PARTITIONS, RankOptions
 from .stacks import family_of
@@ -86,11 +86,8 @@ def take_over(
     owners: list[ModelOwner] = []
 
     def own() -> bool:
-        weights = weights_of(models, options)
-        budget = device_budget(options, mesh.device)
-        # What the planner foresaw; of what nobody foresaw the placement knows nothing.
-        needs = Needs.from_dict(options.needs[rank]) if options.needs else Needs({})
-        placement = plan_placement(weights, options, budget=budget, needs=needs)
+        needs = Needs.from_dict(options.needs[rank]) if options.needs else NO_NEEDS
+        placement = place_models(models, options, mesh.device, needs=needs)
         _tell(placement, mesh)
         owners.append(ModelOwner(models, placement, mesh.device, copies, rank=rank))
         return True

@@ -73,6 +73,22 @@ def clip_of(*, video: Any, images: tuple[str, Any], audio: Any, fps: float) -> C
     return Clip(check_images(parts.images, name="video"), float(parts.frame_rate), audio=audio or parts.audio)
 
 
+def check_choice(name: str, value: str, choices: list[str]) -> None:
+    """Check a combo's value, which may come through a link.
+
+    Raises:
+        RequestError: ``out_of_range``.
+    """
+    if value not in choices:
+        raise RequestError(
+            "out_of_range",
+            f"There is no {name} {value!r}.",
+            field=name,
+            value=value,
+            remedy=f"Use one of {', '.join(choices)}.",
+        )
+
+
 @contextmanager
 def node_errors(**inputs: str) -> Iterator[None]:
     """Turn the contract's errors into `NodeError`, and leave the end of a run that failed as the text on its node.

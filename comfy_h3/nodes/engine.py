@@ -14,7 +14,7 @@ from ...engine.contract.urls import check_url
 from .. import host
 from ..address import Address, get_json
 from ..launcher import DEMO, EngineSpec, ParallelSpec
-from .common import Engine, known_keywords, node_errors, schema
+from .common import Engine, check_choice, known_keywords, node_errors, schema
 from .parallel import MAX_RANKS, check_parallel, parallel_inputs
 
 _DEVICES = ["auto", "cpu", "cuda", "xpu", "npu"]
@@ -117,9 +117,9 @@ class H3EngineConnect(io.ComfyNode):  # type: ignore[misc]
         with node_errors():
             if url.strip():
                 return io.NodeOutput(await _attached(check_url(url)))
-            _check_choice("device", device, _DEVICES)
-            _check_choice("dtype", dtype, _DTYPES)
-            _check_choice("stages", stages, list(_STAGES))
+            check_choice("device", device, _DEVICES)
+            check_choice("dtype", dtype, _DTYPES)
+            check_choice("stages", stages, list(_STAGES))
             if not 0 <= ranks <= MAX_RANKS:
                 raise RequestError(
                     "out_of_range",
@@ -155,22 +155,13 @@ async def _attached(url: str) -> EngineSpec:
     try:
         info = await asyncio.to_thread(get_json, Address(url, host.token()), "/v1/info", timeout=_ASK_SECONDS)
         model = f" ({info['model']['name']})" if "model" in info else ""
+        plan = info.get("plan")
+        planned = f"\nPlanned: {plan['summary']}" if plan else ""
     except EngineError:
         # The node that uses the engine waits for it, and says what is wrong.
-        model = ""
-    host.NodeDisplay().text(f"Engine at {url}{model}")
+        model = planned = ""
+    host.NodeDisplay().text(f"Engine at {url}{model}{planned}")
     return EngineSpec(url=url)
-
-
-def _check_choice(name: str, value: str, choices: list[str]) -> None:
-    if value not in choices:
-        raise RequestError(
-            "out_of_range",
-            f"There is no {name} {value!r}.",
-            field=name,
-            value=value,
-            remedy=f"Use one of {', '.join(choices)}.",
-        )
 
 
 def _unquoted(text: str) -> str:

@@ -16,7 +16,7 @@ from ...engine.contract.errors import RequestError
 from .. import host
 from ..launcher import EngineSpec, MemorySpec
 from ..planning import plan_of, plan_text
-from .common import Engine, engine_input, known_keywords, node_errors, schema
+from .common import Engine, check_choice, engine_input, known_keywords, node_errors, schema
 
 _OFFLOADS = {"all": "dit,text_encoder", "transformer": "dit", "text encoder": "text_encoder", "nothing": ""}
 _STORAGES = ["full", "fp8", "int8"]
@@ -125,8 +125,8 @@ class H3EngineMemory(io.ComfyNode):  # type: ignore[misc]
                     value=engine.url,
                     remedy="Start it with h3-engine serve --offload …, or clear url of H3 Engine Connect.",
                 )
-            _check("offload", offload, list(_OFFLOADS))
-            _check("block_storage", block_storage, _STORAGES)
+            check_choice("offload", offload, list(_OFFLOADS))
+            check_choice("block_storage", block_storage, _STORAGES)
             _check_range("resident_blocks", resident_blocks, _AS_MANY_AS_FIT, _MOST_BLOCKS)
             _check_range("gpu_memory", gpu_memory, 0, _MOST_GB)
             _check_range("host_memory", host_memory, 0, _MOST_GB)
@@ -144,17 +144,6 @@ class H3EngineMemory(io.ComfyNode):  # type: ignore[misc]
         plan = await asyncio.to_thread(plan_of, spec)
         host.NodeDisplay().text(plan_text(plan) if plan else "Planned when the engine starts.")
         return io.NodeOutput(spec)
-
-
-def _check(name: str, value: str, choices: list[str]) -> None:
-    if value not in choices:
-        raise RequestError(
-            "out_of_range",
-            f"There is no {name} {value!r}.",
-            field=name,
-            value=value,
-            remedy=f"Use one of {', '.join(choices)}.",
-        )
 
 
 def _check_range(name: str, value: Any, low: float, high: float) -> None:

@@ -104,6 +104,16 @@ def latents_of_samples(samples: int) -> int:
     return -(-samples // SAMPLES_PER_AUDIO_LATENT)
 
 
+def latents_of_pictures(count: int, height: int, width: int, *, ratio: int) -> tuple[int, int, int]:
+    """Return latent frames, height and width of ``count`` >= 1 prepared pictures, of which a lattice's length is used.
+
+    Args:
+        ratio: pixels along the side of a latent cell.
+    """
+    used = floor_frames(count)
+    return 1 if used == 1 else latent_frames(used), height // ratio, width // ratio
+
+
 def check_canvas(
     width: int,
     height: int,

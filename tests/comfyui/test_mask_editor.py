@@ -196,6 +196,14 @@ def test_keys_lanes_presets_and_layers_do_what_they_say(editor: EditorPage) -> N
     editor.settle()
     status = str(editor.get("editor.root.querySelector('[data-part=status]').textContent"))
     assert status.startswith("0% of the picture · 100% of the sound")
+    # A drag on an empty part of a lane does the opposite of what the lane does there.
+    editor.page.get_by_role("button", name="Take all layers and ranges away").click()
+    editor.page.locator("[data-action=base]").click()
+    assert editor.document()["audio"]["base"] == 1
+    editor.drag_lane("audio0", 0.3, 0.5)
+    assert [run["value"] for run in editor.document()["audio"]["ranges"]] == [0]
+    editor.drag_lane("video", 0.3, 0.5)
+    assert [run["value"] for run in editor.document()["video"]["ranges"]] == [1]
     editor.page.keyboard.press("f")
     assert editor.get("editor.root.parentElement.className") == "h3-mask-full"
     editor.page.keyboard.press("Escape")
@@ -232,7 +240,7 @@ def test_a_size_that_only_the_run_tells_comes_back_from_its_refusal(editor: Edit
     editor.page.get_by_role("dialog").get_by_role("button", name="Close").first.click()
     notice.wait_for(state="visible", timeout=10_000)
     assert "the latent is 256x128, 73 frames" in str(notice.text_content())
-    editor.page.get_by_role("button", name="Take all layers and runs away").click()
+    editor.page.get_by_role("button", name="Take all layers and ranges away").click()
     editor.run()
     editor.path([(0.25, 0.25), (0.5, 0.5)])
     assert editor.document()["canvas"] == {"width": 256, "height": 128, "frames": 73}

@@ -166,13 +166,13 @@ function runBar(editor, updates) {
     editor.commit(withRanges(editor.document, run.lane, editor.document[run.lane].ranges.filter((_, index) => index !== run.index)));
   };
   const enabled = () => editor.editable;
-  return make("div", { class: "h3-mask-bar", role: "group", "aria-label": "Chosen run" },
-    "run:",
-    toggle(updates, button("keep", "Keep the source here (double click on the run turns it)", () => set(0)), () => runOf(editor)?.value === 0, enabled),
+  return make("div", { class: "h3-mask-bar", role: "group", "aria-label": "Chosen range" },
+    "range:",
+    toggle(updates, button("keep", "Keep the source here (double click on the range turns it)", () => set(0)), () => runOf(editor)?.value === 0, enabled),
     toggle(updates, button("regenerate", "Regenerate all of it", () => set(1)), () => runOf(editor)?.value === 1, enabled),
-    slider(updates, { name: "strength", unit: "%", title: "How much of the run is regenerated", max: 1, step: 0.05, get: () => runOf(editor)?.value ?? 1,
+    slider(updates, { name: "strength", unit: "%", title: "How much of the range is regenerated", max: 1, step: 0.05, get: () => runOf(editor)?.value ?? 1,
       set: (value) => set(value, "run") }),
-    toggle(updates, button("delete run", "Take the run away (Delete)", remove), () => false, enabled),
+    toggle(updates, button("delete range", "Take the range away (Delete)", remove), () => false, enabled),
   );
 }
 
@@ -182,7 +182,7 @@ function soundBar(editor, updates) {
   const put = (/** @type {Partial<ReturnType<typeof audio>>} */ changes) =>
     editor.commit({ ...editor.document, audio: { ...audio(), ...changes } });
   const linked = button("", "Whether both channels of the sound are one lane", () => put({ linked: !audio().linked }), { "data-action": "linked" });
-  const base = button("", "What the sound is outside of its runs", () => put({ base: 1 - audio().base }), { "data-action": "base" });
+  const base = button("", "What the sound is outside of its ranges", () => put({ base: 1 - audio().base }), { "data-action": "base" });
   updates.push(() => {
     linked.textContent = audio().linked ? "L R linked" : "L R apart";
     base.textContent = `sound elsewhere: ${audio().base ? "regenerate" : "keep"}`;

@@ -138,7 +138,7 @@ function editBar(editor, updates) {
       act("↶", "Undo (Ctrl+Z)", () => editor.undo(), () => editor.history.past.length > 0),
       act("↷", "Redo (Ctrl+Shift+Z)", () => editor.redo(), () => editor.history.future.length > 0),
       act("invert", "Regenerate what was kept and keep what was regenerated, of the picture (I)", () => editor.commit(invertPicture(editor.document))),
-      act("clear", "Take all layers and runs away: everything is kept", () => editor.commit(clearAll(editor.document))),
+      act("clear", "Take all layers and ranges away: everything is kept", () => editor.commit(clearAll(editor.document))),
       act("fill frame", "Regenerate the whole picture of this token", () => fill(snapSpan("video", editor.frame, editor.frame + 1, editor.frames))),
       act("fill range", "Regenerate the whole picture of the marked frames (drag over “tokens” to mark)",
         () => state.marked && fill(state.marked), () => state.marked !== null)),
