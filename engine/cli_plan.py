@@ -28,7 +28,7 @@ from .planner_model import read_model, released_model
 from .planner_plot import draw_plan
 from .planner_report import compare, report
 from .planner_request import MediumSize, RequestSize, vision_grid, vision_rows
-from .planner_search import Choice, longest, nearest, search
+from .planner_search import Choice, longest, options_of, search, settings_of, way_out
 from .planner_time import Speeds
 from .planner_weights import ServedModel, Setup
 from .rank_options import PARTITIONS, ModelOptions
@@ -131,13 +131,15 @@ def _show_running(arguments: argparse.Namespace) -> int:
 
 
 def _show(plan: Plan, choices: list[Choice], *, as_json: bool) -> None:
-    other = None if plan.fits else nearest(plan)
+    other = None if plan.fits else way_out(plan)
     frames = None if plan.fits else longest(plan)
     if as_json:
         found = {
             **describe(plan),
+            "options": options_of(plan),
             "longest_frames": frames,
             "nearest": other and other.options,
+            "nearest_settings": other and settings_of(other),
             "losses": list(other.losses) if other else [],
         }
         say(json.dumps(found, indent=2))
@@ -203,6 +205,10 @@ def _request(arguments: argparse.Namespace, facts: ModelFacts) -> RequestSize:
     for name, (low, high) in _BOUNDS.items():
         if not low <= getattr(arguments, name) <= high:
             raise _bad(name, getattr(arguments, name), f"{name} is {low:g} to {high:g}.", f"Use {low:g} to {high:g}.")
+    if arguments.keyframes and arguments.references:
+        raise _bad(
+            "keyframes", arguments.keyframes, "Keyframes and references do not go together.", "Leave one of them out."
+        )
     frames = geometry.snap_frames(max(geometry.MIN_FRAMES, geometry.frames_of_seconds(arguments.seconds)))
     shown = arguments.keyframes + arguments.references
     vision = (vision_grid(width, height),) * shown

@@ -18,7 +18,7 @@ import yaml
 
 from . import env
 from .checkpoint import peek_facts
-from .config_devices import find_devices
+from .config_devices import find_devices, physical_memory
 from .config_layout import resolve_layout
 from .config_offload import resolve_offload
 from .config_presets import preset_file
@@ -143,7 +143,7 @@ OPTIONS = (
         "host_memory",
         float,
         None,
-        "the host's memory that its ranks may use together, GB of 1e9 bytes (default: it is not checked)",
+        "the host's memory that its ranks may use together, GB of 1e9 bytes (default: what it has; on CPUs unchecked)",
         low=0.001,
         high=10**6,
     ),
@@ -369,7 +369,12 @@ def build_config(
         nproc_per_node=layout.world_size,
         layout=layout,
         vae=resolve_vae(values),
-        offload=resolve_offload(values, device_memory=devices.memory),
+        # On CPUs the weights are pages of the checkpoint's files, which the system may drop.
+        offload=resolve_offload(
+            values,
+            device_memory=devices.memory,
+            host_memory=None if devices.kind == "cpu" else physical_memory(),
+        ),
         accelerator=devices.kind != "cpu",
         stages=tuple(values["stages"]),
         model_options=_model_options(values),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -39,6 +40,11 @@ class Devices:
     kind: str
     count: int
     memory: int | None = None
+
+
+def physical_memory() -> int:
+    """Return the bytes of this machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def find_devices(wanted: str) -> Devices:

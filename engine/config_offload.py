@@ -20,11 +20,14 @@ logger = logging.getLogger(__name__)
 _AUTO = "auto"
 
 
-def resolve_offload(values: Mapping[str, Any], *, device_memory: int | None = None) -> OffloadOptions:
+def resolve_offload(
+    values: Mapping[str, Any], *, device_memory: int | None = None, host_memory: int | None = None
+) -> OffloadOptions:
     """Return the options of offload among ``values``; copies are each rank's own where memory cannot be shared.
 
     Args:
         device_memory: bytes of a rank's device, which may all be used unless less is given; None: not known.
+        host_memory: the same of the host; None: it is not checked.
 
     Raises:
         ConfigError: ``config_conflict`` for options that cannot work together, ``missing_package``.
@@ -33,6 +36,8 @@ def resolve_offload(values: Mapping[str, Any], *, device_memory: int | None = No
     blocks = given["resident_blocks"]
     if given["gpu_memory"] is None and device_memory is not None:
         given["gpu_memory"] = device_memory / 1e9
+    if given["host_memory"] is None and host_memory is not None:
+        given["host_memory"] = host_memory / 1e9
     options = OffloadOptions(
         **{
             **given,
@@ -53,6 +58,13 @@ def resolve_offload(values: Mapping[str, Any], *, device_memory: int | None = No
             field="offload",
             value=",".join(options.offload),
             remedy="Leave --shard-weights out, or dit out of --offload.",
+        )
+    if options.resident_blocks != 0 and not set(options.offload) - {"vae"}:
+        raise _conflict(
+            "Blocks are resident among those that stream; nothing streams here.",
+            field="resident_blocks",
+            value=blocks,
+            remedy="Give --offload too, or leave --resident-blocks out: all weights stay on the device.",
         )
     _check_storage(options.block_storage, values)
     reason = why_not_shared() if options.host_copies == "shared" else None

@@ -227,7 +227,8 @@ def in_short(plan: Plan) -> str:
     stage = plan.tightest.tightest
     budget = plan.hardware.device_bytes
     room = "" if budget is None else f" of {bytes_in_words(budget)}"
-    return f"{bytes_in_words(stage.total)}{room} a rank at most, in {stage.stage}"
+    host = f"; {bytes_in_words(plan.host_total)} of host memory"
+    return f"{bytes_in_words(stage.total)}{room} a rank at most, in {stage.stage}{host}"
 
 
 def describe(plan: Plan) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from .placement import Needs
 from .planner import Hardware, Plan, describe, make_plan, needs_of
 from .planner_report import fits_in_words
 from .planner_request import MediumSize, RequestSize
-from .planner_search import longest, nearest, options_of, shortened
+from .planner_search import longest, options_of, shortened, way_out
 from .planner_sizing import MASK_LEVELS, size_of_decode, size_of_denoise, size_of_generate
 from .planner_weights import ServedModel, Setup
 
@@ -121,7 +121,7 @@ class Capacity:
         if ranks is not None:
             found.append(f"an engine of {ranks} ranks")
         if not found:
-            return "Use larger devices, or start the engine with more families in --offload."
+            return "Ask for a shorter video on a smaller canvas, or use an engine with more memory."
         return f"What fits: {'; '.join(found)}."
 
     def _smaller(self, size: RequestSize) -> RequestSize | None:
@@ -208,24 +208,17 @@ def usual_request(config: EngineConfig, model: ServedModel) -> RequestSize:
 
 
 def _refusal(plan: Plan) -> ConfigError:
-    budget = plan.hardware.device_bytes
+    short, hardware = shortened(plan), plan.hardware
+    lacks_host = hardware.device_bytes is None or short.tightest.tightest.total <= hardware.device_bytes
+    budget = hardware.host_bytes if lacks_host else hardware.device_bytes
+    other = way_out(plan)
+    seconds = short.request.frames / geometry.FPS
     return ConfigError(
         "does_not_fit",
-        f"This configuration ({options_of(plan.setup)}) does not fit: {' '.join(plan.problems)}",
-        field="gpu_memory",
+        f"This configuration ({options_of(plan)}) has no room for {seconds:.1f} s of video: {' '.join(short.problems)}",
+        field="host_memory" if lacks_host else "gpu_memory",
         value=None if budget is None else bytes_in_words(budget),
-        remedy=_way_out(plan),
+        remedy=fits_in_words(other, asked=plan.request.frames)
+        if other is not None
+        else "No layout of these ranks fits: use more ranks, larger devices, or fewer --stages or --partitions.",
     )
-
-
-def _way_out(plan: Plan) -> str:
-    """Say which configuration fits: for all of ``plan``'s request, else for what of it fits."""
-    other = nearest(plan)
-    if other is not None:
-        return fits_in_words(other)
-    other = nearest(shortened(plan))
-    if other is None:
-        return "No layout of these ranks fits: use more ranks, larger devices, or fewer --stages or --partitions."
-    made = make_plan(other.plan.model, other.plan.setup, plan.request, plan.hardware)
-    frames = longest(made) or other.plan.request.frames
-    return f"Up to {frames} frames ({frames / geometry.FPS:.1f} s): {fits_in_words(other)}"

@@ -23,9 +23,9 @@ def report(plan: Plan, *, nearest: Choice | None = None, longest: int | None = N
     """Return the whole report of one configuration.
 
     Args:
-        nearest: a configuration that fits where this one does not. longest: frames that fit with this one.
+        nearest: what fits where this one does not (`way_out`). longest: frames that fit with this one.
     """
-    lines = [f"Configuration: {options_of(plan.setup)}", _request_line(plan), ""]
+    lines = [f"Configuration: {options_of(plan)}", _request_line(plan), ""]
     lines += _memory_table(plan)
     lines += ["", *_placement_lines(plan), _host_line(plan), _seconds_line(plan), ""]
     lines += ["It fits."] if plan.fits else [f"It does not fit. {' '.join(plan.problems)}"]
@@ -86,7 +86,8 @@ def _placement_lines(plan: Plan) -> list[str]:
 
 
 def _host_line(plan: Plan) -> str:
-    room = "" if plan.hardware.host_bytes is None else f" of {bytes_in_words(plan.hardware.host_bytes)}"
+    host = plan.hardware.host_bytes
+    room = ", not checked without --host-memory" if host is None else f" of {bytes_in_words(host)}"
     shared = plan.setup.offload.host_copies == "shared"
     copies = ", ranks share their copies" if shared else ", each rank has copies of its own"
     return f"Host memory: {bytes_in_words(plan.host_total)}{room}{copies if len(plan.ranks) > 1 else ''}"
@@ -104,16 +105,22 @@ def _seconds_line(plan: Plan) -> str:
 def _remedies(plan: Plan, nearest: Choice | None, longest: int | None) -> list[str]:
     found = []
     if nearest is not None:
-        found.append(fits_in_words(nearest))
+        found.append(fits_in_words(nearest, asked=plan.request.frames))
     if longest is not None:
         found.append(f"With this configuration {longest} frames ({longest / geometry.FPS:.1f} s) fit.")
     return found or ["Nothing that was looked for fits: a smaller canvas, more ranks or larger devices are needed."]
 
 
-def fits_in_words(choice: Choice) -> str:
-    """Say that a configuration fits, and what is lost with it; its options stand at the end."""
+def fits_in_words(choice: Choice, *, asked: int) -> str:
+    """Say that a configuration fits, and what is lost with it; its options stand at the end.
+
+    Args:
+        asked: frames that were asked for.
+    """
+    frames = choice.plan.request.frames
+    shorter = f" up to {frames} frames ({frames / geometry.FPS:.1f} s)" if frames < asked else ""
     but = f", but {' and '.join(choice.losses)}" if choice.losses else ""
-    return f"This fits{but}: {choice.options}"
+    return f"This fits{shorter}{but}, in place of all options about ranks and memory: {choice.options}"
 
 
 def compare(choices: Sequence[Choice]) -> str:
@@ -121,12 +128,18 @@ def compare(choices: Sequence[Choice]) -> str:
     rows = [["configuration", "a rank", "host", "s a step", "s a run", ""]]
     for choice in choices[:_MOST]:
         plan = choice.plan
-        why = "fits" if plan.fits else plan.problems[0]
+        why = "fits" if plan.fits else " ".join(plan.problems)
         sizes = bytes_in_words(plan.tightest.tightest.total), bytes_in_words(plan.host_total)
         rows.append([choice.options, *sizes, f"{plan.step.total:.2f}", f"{choice.seconds:.0f}", why])
     rest = len(choices) - _MOST
     more = [f"and {rest} more"] if rest > 0 else []
-    return "\n".join(["Configurations, those that fit first, the fastest foremost:", *_aligned(rows), *more])
+    return "\n".join(
+        [
+            "Configurations, those that fit first, the fastest foremost, then those that lack least:",
+            *_aligned(rows),
+            *more,
+        ]
+    )
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

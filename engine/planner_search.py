@@ -10,8 +10,10 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from .contract.geometry import MIN_FRAMES, frames_of_seconds, snap_frames
+from .contract.requests import STAGES
 from .layout import possible_layouts
 from .planner import Hardware, Plan, make_plan
 from .planner_request import RequestSize
@@ -40,9 +42,7 @@ class Choice:
     @property
     def options(self) -> str:
         """The options of ``serve`` that make it, as they are written on a command line."""
-        held = [name for name in PARTITIONS if name in self.plan.model.configs]
-        partitions = f" --partitions {held[0]}" if _WITHOUT_REFERENCES in self.losses else ""
-        return options_of(self.plan.setup) + partitions
+        return options_of(self.plan)
 
     @property
     def seconds(self) -> float:
@@ -50,8 +50,9 @@ class Choice:
         return sum(self.plan.seconds.values())
 
 
-def options_of(setup: Setup) -> str:
-    """Return the options of ``serve`` that make ``setup``, without those that are the defaults."""
+def options_of(plan: Plan) -> str:
+    """Return the options of ``serve`` about ranks and memory that make the configuration of ``plan``, no defaults."""
+    setup, held = plan.setup, [name for name in PARTITIONS if name in plan.model.configs]
     parallel, offload = setup.parallel, setup.offload
     words = [f"--nproc-per-node {parallel.world_size}"]
     if parallel.world_size > 1:
@@ -72,7 +73,24 @@ def options_of(setup: Setup) -> str:
         words.append(f"--host-copies {offload.host_copies}")
     if setup.vae.vae_resident:
         words.append("--vae-resident")
+    budgets = {"--gpu-memory": offload.gpu_memory, "--host-memory": offload.host_memory}
+    words += [f"{flag} {size:g}" for flag, size in budgets.items() if size is not None]
+    words += [f"--partitions {held[0]}"] if len(held) == 1 else []
+    words += [f"--stages {','.join(setup.stages)}"] if setup.stages != STAGES else []
     return " ".join(words)
+
+
+def settings_of(choice: Choice) -> dict[str, Any]:
+    """Return what a person sets for ``choice`` where there is no command line: JSON of numbers and names."""
+    setup = choice.plan.setup
+    return {
+        "ranks": setup.parallel.world_size,
+        "offload": list(setup.offload.offload),
+        "resident_blocks": setup.offload.resident_blocks,
+        "block_storage": setup.offload.block_storage,
+        "vae_resident": setup.vae.vae_resident,
+        "frames": choice.plan.request.frames,
+    }
 
 
 def search(model: ServedModel, base: Setup, request: RequestSize, hardware: Hardware, *, gpus: int) -> list[Choice]:
@@ -151,6 +169,20 @@ def _less(plan: Plan) -> Iterator[tuple[Plan, tuple[str, ...]]]:
         yield dataclasses.replace(plan, setup=narrow), (_FEWER_BITS,)
     if alone is not model and narrow is not setup:
         yield dataclasses.replace(plan, model=alone, setup=narrow), (_WITHOUT_REFERENCES, _FEWER_BITS)
+
+
+def way_out(plan: Plan) -> Choice | None:
+    """Return what fits: the `nearest` for all of ``plan``'s request, else for as long a video as that one takes."""
+    other = nearest(plan)
+    if other is not None:
+        return other
+    other = nearest(shortened(plan))
+    if other is None:
+        return None
+    model, setup = other.plan.model, other.plan.setup
+    frames = longest(make_plan(model, setup, plan.request, plan.hardware)) or other.plan.request.frames
+    request = dataclasses.replace(plan.request, frames=frames, pad_seq_len=None)
+    return Choice(make_plan(model, setup, request, plan.hardware), other.losses)
 
 
 def shortened(plan: Plan) -> Plan:

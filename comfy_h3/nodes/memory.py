@@ -15,10 +15,9 @@ from comfy_api.latest import io
 from ...engine.contract.errors import RequestError
 from .. import host
 from ..launcher import EngineSpec, MemorySpec
-from ..planning import plan_of, plan_text
+from ..planning import OFFLOADS, plan_of, plan_text
 from .common import Engine, check_choice, engine_input, known_keywords, node_errors, schema
 
-_OFFLOADS = {"all": "dit,text_encoder", "transformer": "dit", "text encoder": "text_encoder", "nothing": ""}
 _STORAGES = ["full", "fp8", "int8"]
 _AS_MANY_AS_FIT = -1
 _MOST_BLOCKS = 1000
@@ -41,7 +40,7 @@ class H3EngineMemory(io.ComfyNode):  # type: ignore[misc]
                 engine_input(),
                 io.Combo.Input(
                     "offload",
-                    options=list(_OFFLOADS),
+                    options=list(OFFLOADS),
                     default="all",
                     tooltip="What streams from host memory, block by block: all (transformer and text encoder), one of "
                     "them, or nothing. The VAEs are on the GPU only while they are used in any case.",
@@ -125,15 +124,15 @@ class H3EngineMemory(io.ComfyNode):  # type: ignore[misc]
                     value=engine.url,
                     remedy="Start it with h3-engine serve --offload …, or clear url of H3 Engine Connect.",
                 )
-            check_choice("offload", offload, list(_OFFLOADS))
+            check_choice("offload", offload, list(OFFLOADS))
             check_choice("block_storage", block_storage, _STORAGES)
             _check_range("resident_blocks", resident_blocks, _AS_MANY_AS_FIT, _MOST_BLOCKS)
             _check_range("gpu_memory", gpu_memory, 0, _MOST_GB)
             _check_range("host_memory", host_memory, 0, _MOST_GB)
             _check_range("modulation_tables_mb", modulation_tables_mb, 0, 10**6)
         memory = MemorySpec(
-            offload=_OFFLOADS[offload],
-            resident_blocks="auto" if resident_blocks == _AS_MANY_AS_FIT else str(resident_blocks),
+            offload=OFFLOADS[offload],
+            resident_blocks=_blocks(resident_blocks) if OFFLOADS[offload] else MemorySpec.resident_blocks,
             gpu_memory=gpu_memory or None,
             host_memory=host_memory or None,
             block_storage=block_storage,
@@ -142,8 +141,12 @@ class H3EngineMemory(io.ComfyNode):  # type: ignore[misc]
         )
         spec = replace(engine, memory=memory)
         plan = await asyncio.to_thread(plan_of, spec)
-        host.NodeDisplay().text(plan_text(plan) if plan else "Planned when the engine starts.")
+        host.NodeDisplay().text(plan_text(plan))
         return io.NodeOutput(spec)
+
+
+def _blocks(count: int) -> str:
+    return "auto" if count == _AS_MANY_AS_FIT else str(count)
 
 
 def _check_range(name: str, value: Any, low: float, high: float) -> None:

@@ -33,7 +33,7 @@ async def test_the_template_of_little_memory_makes_a_video_on_an_engine_that_off
     assert run.of("execution_success"), run.of("execution_error")
     saved = next(event for event in run.of("executed") if event["node"] == node_of(prompt, "SaveVideo"))
     assert video_facts(output_file(comfyui, saved)).frames == 22
-    assert run.texts(node_of(prompt, "H3EngineMemory"))[-1] == "Planned when the engine starts."
+    assert run.texts(node_of(prompt, "H3EngineMemory"))[-1] == "No plan: the demo is tiny"
     command = " ".join(comfyui.stop_engine_with("--offload"))
     assert "--offload dit,text_encoder --resident-blocks auto" in command
 
@@ -49,7 +49,9 @@ async def test_the_plan_of_a_real_folder_is_shown_before_anything_starts(
     run = await run_prompt(comfyui, planned(tiny_checkpoint, offload="nothing", resident_blocks=0, gpu_memory=0.085))
     assert run.of("execution_success"), run.of("execution_error")
     assert "would not fit" in run.texts("memory")[-1]
-    assert "This fits: --nproc-per-node 2" in run.texts("memory")[-1]
+    assert "15.1 s fit with ranks 2, offload text encoder, resident_blocks -1" in run.texts("memory")[-1]
+    run = await run_prompt(comfyui, planned(tiny_checkpoint, gpu_memory=0.0))
+    assert run.texts("memory")[-1].startswith("No plan: There is no accelerator on this machine")
     assert comfyui.engine_pids() == engines
 
 

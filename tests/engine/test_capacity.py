@@ -52,7 +52,7 @@ def refusal(model: Path, *words: str) -> ConfigError:
 
 
 def options_that_fit(error: ConfigError) -> list[str]:
-    found = re.search(r"This fits: (--.*)$", error.remedy or "")
+    found = re.search(r"^This fits.*: (--.*)$", error.remedy or "")
     assert found, error
     return shlex.split(found[1])
 
@@ -61,13 +61,15 @@ def test_a_refused_start_names_its_needs_its_budget_and_a_configuration(tiny_che
     error = refusal(tiny_checkpoint, *TIGHT)
     assert error.field == "gpu_memory"
     assert re.search(r"takes [\d.]+ MB on rank 0, [\d.]+ MB more than the 16.0 MB of its device", error.message)
-    assert re.search(r"Up to \d+ frames", error.remedy or "")
+    assert re.search(r"up to \d+ frames", error.remedy or "")
+    assert "no room for 1.6 s of video" in error.message
     assert "--offload" in options_that_fit(error)
     assert capacity_of(tiny_checkpoint, *TIGHT, *options_that_fit(error)).plan.fits
 
 
 def test_a_start_that_lacks_host_memory_is_refused(tiny_checkpoint: Path) -> None:
     error = refusal(tiny_checkpoint, "--offload", "--gpu-memory", "1", "--host-memory", "0.001")
+    assert error.field == "host_memory"
     assert "of host memory" in error.message
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from engine.cli_serve import add_arguments
 from engine.config import OPTIONS, EngineConfig, build_config, merge_options
+from engine.config_devices import Devices
 from engine.config_presets import preset_names
 from engine.contract.errors import ConfigError
 from engine.rank_options import OffloadOptions
@@ -54,6 +55,8 @@ def test_offload_names_families_and_alone_means_all(words: tuple[str, ...], fami
         (("--resident-blocks", "-1"), "resident_blocks", "0 to 1000"),
         (("--block-storage", "fp4"), "block_storage", "fp8"),
         (("--gpu-memory", "0"), "gpu_memory", "0.001"),
+        (("--resident-blocks", "3"), "resident_blocks", "Give --offload too"),
+        (("--offload", "vae", "--resident-blocks", "auto"), "resident_blocks", "Give --offload too"),
         (("--offload", "--vae-resident"), "offload", "leave --vae-resident out"),
         (("--offload", "dit", "--shard-weights", "--nproc-per-node", "2"), "offload", "Leave --shard-weights out"),
     ],
@@ -81,7 +84,7 @@ def test_resident_vaes_go_with_the_other_families() -> None:
 @pytest.mark.parametrize(("text", "blocks"), [("auto", None), ("7", 7), (7, 7), (0, 0)])
 def test_resident_blocks_are_a_number_or_auto(tmp_path: Path, text: str | int, blocks: int | None) -> None:
     file = tmp_path / "engine.yaml"
-    file.write_text(f"model: /m\ndevice: cpu\nresident_blocks: {text}\n")
+    file.write_text(f"model: /m\ndevice: cpu\noffload: [dit]\nresident_blocks: {text}\n")
     assert build_config({}, file).offload.resident_blocks == blocks
 
 
@@ -104,6 +107,16 @@ def test_every_preset_is_a_configuration() -> None:
         config = build_config({"model": "/m", "device": "cpu"}, preset=name)
         assert config.nproc_per_node == int(name[0])
         assert config.offload.gpu_memory == float(name.split("gb")[0].split("x")[1])
+
+
+def test_on_accelerators_the_budgets_are_what_there_is_unless_less_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.config.find_devices", lambda wanted: Devices("cuda", 2, 80_000_000_000))
+    monkeypatch.setattr("engine.config.physical_memory", lambda: 256_000_000_000)
+    assert build_config({"model": "/m"}).offload == OffloadOptions(gpu_memory=80.0, host_memory=256.0)
+    given = build_config({"model": "/m", "gpu_memory": 20, "host_memory": 100}).offload
+    assert (given.gpu_memory, given.host_memory) == (20.0, 100.0)
+    monkeypatch.undo()
+    assert build("--nproc-per-node", "2").offload == OffloadOptions()
 
 
 def test_an_unknown_preset_is_refused_with_those_there_are() -> None:

@@ -174,7 +174,7 @@ def test_the_nearest_that_fits_offloads_before_it_changes_the_layout_or_takes_so
     found = nearest(make_plan(model, setup_of(2), USUAL, gb(24)))
     assert found is not None
     assert found.plan.fits
-    assert found.options == options_of(setup_of(2, ALL))
+    assert found.options == options_of(make_plan(model, setup_of(2, ALL), USUAL, gb(24)))
     assert found.losses == ()
 
 
