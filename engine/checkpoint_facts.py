@@ -29,6 +29,9 @@ def read_facts(index: Mapping[str, Any], folders: Mapping[str, Path]) -> ModelFa
         ConfigError: ``checkpoint_invalid``.
     """
     facts: dict[str, Any] = {fact: index[key] for key, fact in _INDEXED.items() if key in index}
+    for name, value in facts.items():
+        if type(value) is not int or value < 1:
+            raise invalid("modular_model_index.json", value, f"{name} is a whole number above 0.")
     for name, reader in _FACTS_OF.items():
         shown = f"{name}/config.json"
         if not (folders[name] / "config.json").is_file():

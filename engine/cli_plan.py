@@ -22,13 +22,13 @@ from .config_offload import resolve_offload
 from .config_vae import check_tiles, resolve_vae
 from .contract import geometry
 from .contract.errors import ConfigError
-from .contract.limits import DEFAULT_STEPS, ModelFacts
+from .contract.limits import DEFAULT_STEPS, Limits, ModelFacts
 from .planner import Hardware, Plan, describe, make_plan
 from .planner_model import read_model, released_model
 from .planner_plot import draw_plan
 from .planner_report import compare, report
 from .planner_request import MediumSize, RequestSize, vision_grid, vision_rows
-from .planner_search import Choice, longest, options_of, search, settings_of, way_out
+from .planner_search import MOST_RANKS, Choice, longest, options_of, search, settings_of, way_out
 from .planner_time import Speeds
 from .planner_weights import ServedModel, Setup
 from .rank_options import PARTITIONS, ModelOptions
@@ -112,6 +112,13 @@ def run(arguments: argparse.Namespace) -> int:
     choices: list[Choice] = []
     if meant:
         plan = make_plan(model, setup, request, hardware)
+    elif setup.parallel.world_size > MOST_RANKS:
+        raise _bad(
+            "gpus",
+            setup.parallel.world_size,
+            f"Layouts are looked for on up to {MOST_RANKS} ranks.",
+            "Give one: --ulysses-degree, --ring-degree, --tp-degree, --offload.",
+        )
     else:
         choices = search(model, setup, request, hardware, gpus=setup.parallel.world_size)
         plan = choices[0].plan
@@ -233,6 +240,9 @@ def _canvas(arguments: argparse.Namespace, facts: ModelFacts) -> tuple[int, int]
         return geometry.default_canvas(
             short_edge=facts.canvas_short_edge, max_pixels=facts.canvas_max_pixels, multiple=facts.canvas_multiple
         )
+    for name, side in (("width", arguments.width), ("height", arguments.height)):
+        if side > Limits.max_side:
+            raise _bad(name, side, f"{name} is at most {Limits.max_side} pixels.", f"Use {Limits.max_side} or less.")
     geometry.check_canvas(arguments.width, arguments.height, multiple=facts.canvas_multiple, path="")
     return arguments.width, arguments.height
 

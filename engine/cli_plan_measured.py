@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 from . import env
 from .client import EngineClient
@@ -22,7 +23,18 @@ def ask(url: str, job_id: str | None) -> tuple[dict[str, Any], dict[str, Any] | 
     Raises:
         ConfigError: ``config_bad_value``. EngineError: as the client.
     """
-    return asyncio.run(_ask(url, job_id))
+    try:
+        found = asyncio.run(_ask(url, job_id))
+        table(*found)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ConfigError(
+            "config_bad_value",
+            f"What answers there is no engine of this version: {error!r}",
+            field="url",
+            value=url,
+            remedy="Give the URL of an engine, as h3-engine serve prints it.",
+        ) from error
+    return found
 
 
 async def _ask(url: str, job_id: str | None) -> tuple[dict[str, Any], dict[str, Any] | None]:
@@ -37,7 +49,7 @@ async def _ask(url: str, job_id: str | None) -> tuple[dict[str, Any], dict[str, 
                 remedy="Ask an engine of this version, or plan without --url.",
             )
         if job_id is not None:
-            jobs = [await client.call("GET", f"/v1/jobs/{job_id}")]
+            jobs = [await client.call("GET", f"/v1/jobs/{quote(job_id, safe='')}")]
         else:
             jobs = (await client.call("GET", "/v1/jobs"))["jobs"]
         measured = [job["memory"] for job in jobs if job.get("memory")]

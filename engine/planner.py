@@ -82,13 +82,18 @@ class RankPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of one configuration for one request."""
+    """The plan of one configuration for one request.
+
+    Attributes:
+        asked: the stages that the request runs; None: all that are served.
+    """
 
     model: ServedModel
     setup: Setup
     request: RequestSize
     hardware: Hardware
     ranks: tuple[RankPlan, ...]
+    asked: tuple[str, ...] | None = None
 
     @cached_property
     def host_total(self) -> int:
@@ -174,35 +179,35 @@ def make_plan(
     hardware: Hardware,
     *,
     started_for: RequestSize | None = None,
+    asked: tuple[str, ...] | None = None,
 ) -> Plan:
     """Plan ``request`` on every rank.
 
     Args:
         started_for: the request that the engine's placement leaves room for; None: this one.
+        asked: the stages that the request runs, at least one that is served; None: all that are.
     """
     budget, planned = hardware.device_bytes, started_for or request
     ranks = range(setup.parallel.world_size)
     placements = [place(model, setup, rank, planned, budget) for rank in ranks]
-    return Plan(
-        model,
-        setup,
-        request,
-        hardware,
-        tuple(_plan_rank(model, setup, rank, request, placements[rank]) for rank in ranks),
-    )
+    stages = tuple(stage for stage in STAGES if asked is None or stage in asked)
+    planned_ranks = [_plan_rank(model, setup, rank, request, placements[rank], stages=stages) for rank in ranks]
+    return Plan(model, setup, request, hardware, tuple(planned_ranks), asked)
 
 
-def _plan_rank(model: ServedModel, setup: Setup, rank: int, request: RequestSize, placement: Placement) -> RankPlan:
+def _plan_rank(
+    model: ServedModel, setup: Setup, rank: int, request: RequestSize, placement: Placement, *, stages: tuple[str, ...]
+) -> RankPlan:
     always = always_bytes(model, setup, rank) + (OVERHEAD if setup.accelerator else 0)
-    running = component_of(request)
-    stages = []
+    running = {"encode_prompt": "text_encoder", "denoise": model.transformer(references=request.with_references)}
+    found = []
     beside = rank_stages(model, setup, rank, request)
-    for stage in (stage for stage in STAGES if stage in beside):
+    for stage in (stage for stage in stages if stage in beside):
         used = running.get(stage)
         weights = {
             name: placed.device_bytes for name, placed in placement.components.items() if placed.stays or name == used
         }
-        stages.append(StageMemory(stage, weights, beside[stage], always))
+        found.append(StageMemory(stage, weights, beside[stage], always))
     host = {name: placed.host_bytes for name, placed in placement.components.items() if placed.host_bytes}
     host |= {
         name: held.bytes
@@ -211,15 +216,7 @@ def _plan_rank(model: ServedModel, setup: Setup, rank: int, request: RequestSize
     }
     if "denoise" in beside:
         host[TABLES] = table_bytes(model, setup, request)
-    return RankPlan(rank, placement, host, tuple(stages))
-
-
-def component_of(request: RequestSize) -> dict[str, str]:
-    """Return the component (without a VAE) that each stage of ``request`` uses."""
-    return {
-        "encode_prompt": "text_encoder",
-        "denoise": "transformer_ref" if request.with_references else "transformer",
-    }
+    return RankPlan(rank, placement, host, tuple(found))
 
 
 def in_short(plan: Plan) -> str:

@@ -18,11 +18,12 @@ from .checkpoint import Checkpoint
 from .config import EngineConfig
 from .contract import checks, geometry
 from .contract.errors import ConfigError, RequestError
-from .contract.requests import Decode, Denoise, Generate
+from .contract.requests import Decode, Denoise, Generate, stages_of
 from .contract.tensors import Headers
 from .contract.words import bytes_in_words
 from .placement import Needs
 from .planner import Hardware, Plan, describe, make_plan, needs_of
+from .planner_model import checked_model
 from .planner_report import fits_in_words
 from .planner_request import MediumSize, RequestSize
 from .planner_search import longest, options_of, shortened, way_out
@@ -71,9 +72,9 @@ class Capacity:
         """
         request, facts = plan.request, self.plan.model.facts
         if isinstance(request, Denoise):
-            self._check(size_of_denoise(request, headers))
+            self.check_size(size_of_denoise(request, headers), plan.stages)
         elif isinstance(request, Decode):
-            self._check(size_of_decode(request, headers, facts))
+            self.check_size(size_of_decode(request, headers, facts), plan.stages)
         elif isinstance(request, Generate):
             self.check_generate(request, text_tokens=plan.text_tokens, parts={})
 
@@ -85,12 +86,17 @@ class Capacity:
         """
         size = size_of_generate(request, text_tokens=text_tokens, parts=parts, facts=self.plan.model.facts)
         if size is not None:
-            self._check(size)
+            self.check_size(size, stages_of(request))
 
-    def _check(self, size: RequestSize) -> None:
+    def check_size(self, size: RequestSize, stages: tuple[str, ...]) -> None:
+        """Refuse a request of ``size`` that runs ``stages`` and cannot fit.
+
+        Raises:
+            RequestError: ``does_not_fit``.
+        """
         if not self.limited:
             return
-        made = self._plan(size)
+        made = self._plan(size, stages)
         if made.fits:
             return
         raise RequestError(
@@ -102,9 +108,9 @@ class Capacity:
             details={"needed_bytes": made.tightest.tightest.total, "stage": made.tightest.tightest.stage},
         )
 
-    def _plan(self, size: RequestSize) -> Plan:
+    def _plan(self, size: RequestSize, stages: tuple[str, ...] | None) -> Plan:
         plan = self.plan
-        return make_plan(plan.model, plan.setup, size, plan.hardware, started_for=plan.request)
+        return make_plan(plan.model, plan.setup, size, plan.hardware, started_for=plan.request, asked=stages)
 
     def _remedy(self, made: Plan) -> str:
         """Say what would fit: shorter, smaller, with fewer references, or on more ranks."""
@@ -112,47 +118,54 @@ class Capacity:
         frames = longest(made, started_for=self.plan.request)
         if frames is not None:
             found.append(f"{frames} frames ({frames / geometry.FPS:.1f} s) of {size.width}x{size.height}")
-        canvas = self._smaller(size)
+        canvas = self._smaller(made)
         if canvas is not None:
             found.append(f"{size.frames} frames of {canvas.width}x{canvas.height}")
-        if size.media and self._plan(dataclasses.replace(size, media=(), vision=())).fits:
+        if size.media and self._plan(dataclasses.replace(size, media=(), vision=()), made.asked).fits:
             found.append("the same video with fewer or smaller pictures")
-        ranks = self._more_ranks(size)
+        ranks = self._more_ranks(made)
+        if size.mask_levels > _HELD and self._plan(dataclasses.replace(size, mask_levels=_HELD), made.asked).fits:
+            found.append("the same edit with masks of zeros and ones, or an engine with a lower --modulation-tables-mb")
         if ranks is not None:
             found.append(f"an engine of {ranks} ranks")
         if not found:
             return "Ask for a shorter video on a smaller canvas, or use an engine with more memory."
         return f"What fits: {'; '.join(found)}."
 
-    def _smaller(self, size: RequestSize) -> RequestSize | None:
+    def _smaller(self, made: Plan) -> RequestSize | None:
         """Return the largest canvas of about the same shape, of those tried, on which the video fits."""
+        size = made.request
         multiple = self.plan.model.facts.canvas_multiple
         for area in _SHRINK:
             sides = [max(multiple, round(side * area**0.5 / multiple) * multiple) for side in (size.width, size.height)]
             tried = dataclasses.replace(size, width=sides[0], height=sides[1], pad_seq_len=None)
-            if self._plan(tried).fits:
+            if self._plan(tried, made.asked).fits:
                 return tried
         return None
 
-    def _more_ranks(self, size: RequestSize) -> int | None:
+    def _more_ranks(self, made: Plan) -> int | None:
         """Return how many ranks sharing the sequence, twice or four times as many, the request would fit on."""
-        plan = self.plan
+        plan, size = self.plan, made.request
         parallel = plan.setup.parallel
         for factor in (2, 4):
             more = dataclasses.replace(parallel, ulysses_degree=parallel.ulysses_degree * factor, rank_weights=None)
             setup = dataclasses.replace(plan.setup, parallel=more)
-            if make_plan(plan.model, setup, size, plan.hardware, started_for=plan.request).fits:
+            planned = make_plan(plan.model, setup, size, plan.hardware, started_for=plan.request, asked=made.asked)
+            if planned.fits:
                 return more.world_size
         return None
 
 
-def find_capacity(config: EngineConfig, checkpoint: Checkpoint) -> Capacity:
-    """Plan an engine before its ranks start.
+def find_capacity(config: EngineConfig, checkpoint: Checkpoint) -> Capacity | None:
+    """Plan an engine before its ranks start; None where a component brings code of its own, which no plan can know.
 
     Raises:
-        ConfigError: ``does_not_fit``, naming a configuration that fits.
+        ConfigError: ``does_not_fit``, naming a configuration that fits; ``checkpoint_invalid`` for a configuration
+            that says nothing of the model.
     """
-    model, setup = ServedModel.of(checkpoint), setup_of(config)
+    if any(component.own_code is not None for component in checkpoint.components.values()):
+        return None
+    model, setup = checked_model(ServedModel.of(checkpoint)), setup_of(config)
     memory, host = config.offload.gpu_memory, config.offload.host_memory
     hardware = Hardware(
         device_bytes=None if memory is None else round(memory * 1e9),
@@ -194,9 +207,13 @@ def usual_request(config: EngineConfig, model: ServedModel) -> RequestSize:
     width, height = geometry.default_canvas(
         short_edge=facts.canvas_short_edge, max_pixels=facts.canvas_max_pixels, multiple=facts.canvas_multiple
     )
+    most = config.limits.max_side // facts.canvas_multiple * facts.canvas_multiple
+    width, height = min(width, most), min(height, most)
     seconds = min(USUAL_SECONDS, config.limits.max_seconds)
     frames = geometry.snap_frames(max(geometry.MIN_FRAMES, geometry.frames_of_seconds(seconds)))
-    picture = MediumSize(video=(1, height // facts.spatial_ratio, width // facts.spatial_ratio))
+    cells = (1, height // facts.spatial_ratio, width // facts.spatial_ratio)
+    alone = model.transformer(references=False) == "transformer_ref"
+    picture = MediumSize(video=cells, reference=alone)
     return RequestSize(
         width=width,
         height=height,

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from .checkpoint import left_out_children, needed_components
 from .checkpoint_facts import read_facts
-from .checkpoint_files import missing, read_json
+from .checkpoint_files import invalid, missing, read_json
 from .contract.limits import ModelFacts
 from .contract.requests import STAGES
-from .planner_sizes import RELEASED
+from .planner_shapes import component_shapes
+from .planner_sizes import RELEASED, check_counts
 from .planner_weights import ServedModel
 from .rank_options import COMPONENTS, PARTITIONS, ModelOptions
 
@@ -48,12 +49,33 @@ def read_model(folder: Path, *, stages: Iterable[str] = STAGES, options: ModelOp
     return _served(configs, facts, tuple(stages), tuple(partitions))
 
 
+def checked_model(model: ServedModel) -> ServedModel:
+    """Return ``model`` if its configurations describe one.
+
+    Raises:
+        ConfigError: ``checkpoint_invalid`` naming the component.
+    """
+    for name, config in model.configs.items():
+        shown = f"{name}/config.json"
+        try:
+            check_counts(config)
+            shapes = component_shapes(name, config)
+            wrong = next((tensor for tensor, shape in shapes.items() if any(size < 1 for size in shape)), None)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise invalid(shown, repr(error), f"{shown} lacks a value or has one of a wrong type.") from error
+        if wrong is not None:
+            raise invalid(shown, str(shapes[wrong]), f"{shown} gives {wrong} a size that is none.")
+    return model
+
+
 def _served(
     configs: dict[str, dict[str, object]], facts: ModelFacts, stages: tuple[str, ...], partitions: tuple[str, ...]
 ) -> ServedModel:
     needed = [name for name in needed_components(stages) if name not in PARTITIONS or name in partitions]
-    return ServedModel(
-        {name: configs.get(name, RELEASED[name]) for name in needed},
-        {name: left_out_children(name, stages) for name in needed},
-        facts,
+    return checked_model(
+        ServedModel(
+            {name: configs.get(name, RELEASED[name]) for name in needed},
+            {name: left_out_children(name, stages) for name in needed},
+            facts,
+        )
     )

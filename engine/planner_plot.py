@@ -45,6 +45,14 @@ def draw_plan(described: Mapping[str, Any], file: Path, *, memory: Mapping[str, 
             value=str(file),
             remedy="Install it beside the engine: pip install matplotlib; or leave --plot out.",
         ) from error
+    if file.is_dir() or not file.suffix:
+        raise ConfigError(
+            "config_bad_value",
+            "The plot needs the name of a file.",
+            field="plot",
+            value=str(file),
+            remedy="Give a file that ends in .png, .svg or .pdf.",
+        )
     figure = Figure(figsize=_SIZE, layout="constrained")
     axes = figure.add_subplot()
     rank = fullest(described)

@@ -22,6 +22,8 @@ from .rank_options import PARTITIONS, OffloadOptions, ParallelOptions
 
 _TEXT_DEGREES = (1, 2, 4, 8)
 _OFFLOADS: tuple[tuple[str, ...], ...] = ((), ("text_encoder",), ("dit",), ("dit", "text_encoder"))
+MOST_RANKS = 16
+"""Ranks for which layouts are looked for; their number grows, and each is planned rank by rank."""
 _SHORTEST = 1.0
 """Seconds; lengths are looked for in steps of the lattice, down to this."""
 _WITHOUT_REFERENCES = "requests with references are refused"
@@ -151,6 +153,8 @@ def _nearest(plan: Plan, losses: tuple[str, ...]) -> Choice | None:
             made = make_plan(plan.model, tried, plan.request, plan.hardware)
             if made.fits:
                 return Choice(made, losses)
+    if setup.parallel.world_size > MOST_RANKS:
+        return None
     staged = dataclasses.replace(setup, vae=dataclasses.replace(setup.vae, vae_resident=False))
     best = search(plan.model, staged, plan.request, plan.hardware, gpus=setup.parallel.world_size)
     return dataclasses.replace(best[0], losses=losses) if best and best[0].plan.fits else None
@@ -206,7 +210,8 @@ def longest(plan: Plan, *, started_for: RequestSize | None = None) -> int | None
     while lengths:
         middle = len(lengths) // 2
         request = dataclasses.replace(plan.request, frames=lengths[middle], pad_seq_len=None)
-        if make_plan(plan.model, plan.setup, request, plan.hardware, started_for=started_for).fits:
+        made = make_plan(plan.model, plan.setup, request, plan.hardware, started_for=started_for, asked=plan.asked)
+        if made.fits:
             best, lengths = lengths[middle], lengths[middle + 1 :]
         else:
             lengths = lengths[:middle]

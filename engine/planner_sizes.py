@@ -15,6 +15,22 @@ from typing import Any
 from .checkpoint_facts import TEXT_LAYERS
 
 Config = Mapping[str, Any]
+_MOST = 2**24
+_MOST_LAYERS = 1000
+_LAYERS = ("num_layers", "num_refiner_layers", "decoder_num_layers", "layers_per_block", "num_hidden_layers", "depth")
+
+
+def check_counts(config: Config) -> None:
+    """Check that no number of ``config`` is beyond all reason, so that counting with it ends.
+
+    Raises:
+        ValueError: naming the key.
+    """
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            check_counts(value)
+        elif isinstance(value, int) and not -_MOST <= value <= (_MOST_LAYERS if key in _LAYERS else _MOST):
+            raise ValueError(f"{key} is {value}")
 
 
 @dataclass(frozen=True)
@@ -86,7 +102,7 @@ class TextSizes:
     def of(cls, config: Config) -> TextSizes:
         """Read a ``config.json``."""
         text = config["text_config"]
-        heads = text["num_attention_heads"]
+        heads = text.get("num_attention_heads", 32)
         return cls(
             hidden=text["hidden_size"],
             heads=heads,
@@ -119,7 +135,7 @@ class VisionSizes:
     @classmethod
     def of(cls, config: Config) -> VisionSizes:
         """Read a ``config.json``."""
-        vision = config["vision_config"]
+        vision = config.get("vision_config") or {}
         side = vision.get("patch_size", 16)
         return cls(
             hidden=vision.get("hidden_size", 1152),

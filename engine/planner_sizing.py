@@ -1,6 +1,6 @@
 """The size of a request that came in, for the planner: from the request and the headers of its parts.
 
-Promise: no tensor is read. Raises nothing: the request and the headers were checked.
+Promise: no tensor is read but an edit's masks, which are small. Raises nothing: request and headers were checked.
 """
 
 from __future__ import annotations
@@ -8,9 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+from safetensors.numpy import load_file
+
 from .contract import geometry
+from .contract.check_masks import MASK_TENSORS, MASKS
 from .contract.framing import TensorInfo, read_header
 from .contract.limits import ModelFacts
+from .contract.mask_cells import rows_of_cells
 from .contract.requests import Decode, Denoise, Generate
 from .contract.tensors import Headers, check_latent_part
 from .planner_request import MediumSize, RequestSize, vision_grid, vision_rows
@@ -73,8 +78,17 @@ def size_of_generate(
         vision=vision,
         pad_seq_len=request.pad_seq_len,
         steps=request.steps,
-        mask_levels=0 if request.edit is None else MASK_LEVELS,
+        mask_levels=0 if request.edit is None else _levels(parts),
     )
+
+
+def _levels(parts: Mapping[str, Path]) -> int:
+    """Return the times that the masks of an edit add to their streams'; of masks that are not there yet the fewest."""
+    if MASKS not in parts:
+        return len(MASK_TENSORS)
+    masks = load_file(parts[MASKS])
+    rows = [np.unique(rows_of_cells(masks[name][0, 0])) for name in MASK_TENSORS.values()]
+    return sum(int((levels < 1).sum()) for levels in rows)
 
 
 def _header(path: Path) -> Tensors:

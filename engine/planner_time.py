@@ -75,7 +75,7 @@ def step_seconds(
         placements: of each rank, by its number.
     """
     tables = makes_tables(model, setup, request)
-    name = _transformer(request, model)
+    name = model.transformer(references=request.with_references)
     steps = []
     for rank, placement in placements.items():
         rows = RankRows.of(model, setup, rank, request)
@@ -105,7 +105,7 @@ def run_seconds(
             found[stage] = max(made, _streaming(placements, "text_encoder") / host)
             found[stage] += _bringing(placements, "text_encoder") / host
         elif stage == "denoise":
-            name = _transformer(request, model)
+            name = model.transformer(references=request.with_references)
             step = step_seconds(model, setup, request, speeds, placements).total
             once = _modulating(placements, name) if makes_tables(model, setup, request) else 0
             found[stage] = request.steps * step + (_bringing(placements, name) + once) / host
@@ -162,11 +162,6 @@ def _exchanged(rows: RankRows, row_head: int) -> int:
 def _rate(setup: Setup, speeds: Speeds) -> float:
     """Operations a second in the compute type."""
     return speeds.tflops * _TERA / (_EXACT_SHARE if setup.dtype == "fp32" else 1)
-
-
-def _transformer(request: RequestSize, model: ServedModel) -> str:
-    wanted = "transformer_ref" if request.with_references else "transformer"
-    return wanted if wanted in model.configs else "transformer"
 
 
 def _all(stream: Stream | None) -> int:

@@ -53,6 +53,11 @@ class ServedModel:
             checkpoint.facts,
         )
 
+    def transformer(self, *, references: bool) -> str:
+        """Return the name of the partition that runs a request; of one alone, that one."""
+        wanted, other = PARTITIONS[::-1] if references else PARTITIONS
+        return other if wanted not in self.configs and other in self.configs else wanted
+
     @cached_property
     def shapes(self) -> Mapping[str, Mapping[str, Shape]]:
         """The shapes of all tensors of each component."""

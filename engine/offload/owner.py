@@ -50,7 +50,7 @@ def weights_of(models: Models, options: RankOptions) -> dict[str, ComponentWeigh
 def device_budget(options: RankOptions, device: torch.device) -> int | None:
     """Return the bytes that this rank may use of its device; None on a CPU of which nothing was said."""
     if options.gpu_memory is not None:
-        return int(options.gpu_memory * 10**9)
+        return round(options.gpu_memory * 1e9)
     return None if device.type == "cpu" else torch.accelerator.get_memory_info(device)[1]
 
 

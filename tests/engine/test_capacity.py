@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,11 @@ from engine.client import EngineClient, Outcome
 from engine.config import build_config
 from engine.contract.checks import check_request
 from engine.contract.errors import ConfigError, EngineError, RequestError
-from engine.contract.limits import Limits
-from engine.contract.requests import STAGES, parse_request
+from engine.contract.limits import Limits, ModelFacts
+from engine.contract.requests import STAGES, Generate, parse_request
 from engine.planner_capacity import Capacity, find_capacity
+from engine.planner_request import RequestSize
+from engine.planner_sizing import size_of_generate
 from tests.support.engine_process import EngineProcess
 
 TIGHT = ("--gpu-memory", "0.016")
@@ -36,7 +40,9 @@ KEYFRAME = [{"at": "first", "media": {"part": "picture", "format": "frames"}}]
 def capacity_of(model: Path, *words: str) -> Capacity:
     arguments = build_parser().parse_args(["serve", "--model", str(model), "--device", "cpu", *words])
     config = build_config(given_options(arguments))
-    return find_capacity(config, open_checkpoint(config.model, stages=config.stages, options=config.model_options))
+    found = find_capacity(config, open_checkpoint(config.model, stages=config.stages, options=config.model_options))
+    assert found is not None
+    return found
 
 
 def check(capacity: Capacity, request: dict[str, Any]) -> None:
@@ -93,6 +99,57 @@ def test_what_of_the_usual_request_fits_is_planned_and_what_is_longer_refused(ti
     check(capacity, {**FITS, "frames": int(shorter[1])})
     with pytest.raises(RequestError):
         check(capacity, {**FITS, "frames": int(shorter[1]) + 17})
+
+
+def test_of_a_request_only_its_own_stages_count(tiny_checkpoint: Path) -> None:
+    capacity = capacity_of(tiny_checkpoint, "--offload", "--gpu-memory", "0.1")
+    size = RequestSize(width=256, height=256, frames=362)
+    capacity.check_size(size, ("denoise",))
+    with pytest.raises(RequestError, match="decode_video takes"):
+        capacity.check_size(size, ("decode_audio", "decode_video"))
+
+
+def test_an_engine_of_references_alone_is_planned_for_requests_with_them(tiny_checkpoint: Path) -> None:
+    words = ("--partitions", "transformer_ref", "--offload", "dit", "--gpu-memory", "1")
+    plan = capacity_of(tiny_checkpoint, *words).plan
+    assert plan.request.with_references
+    denoise = next(stage for stage in plan.ranks[0].stages if stage.stage == "denoise")
+    placed = plan.ranks[0].placement.components["transformer_ref"]
+    assert denoise.weights["transformer_ref"] == placed.device_bytes > 0
+
+
+@pytest.mark.parametrize(("values", "levels"), [((0.0, 1.0), 1), ((0.0, 0.25, 0.5, 1.0), 3), ((1.0,), 0)])
+def test_masks_count_for_the_times_that_they_have(tmp_path: Path, values: tuple[float, ...], levels: int) -> None:
+    cells = torch.tensor(values).repeat_interleave(8)[None, None, None, None].expand(1, 1, 2, 2, -1).contiguous()
+    save_file({"video_noise_mask": cells, "audio_noise_mask": torch.ones(1, 1, 2, 8)}, tmp_path / "masks")
+    request = parse_request({**FITS, "edit": {"source": {"media": {"part": "v"}}, "video_mask": 1.0}})
+    assert isinstance(request, Generate)
+    size = size_of_generate(request, text_tokens=4, parts={"masks": tmp_path / "masks"}, facts=ModelFacts())
+    assert size is not None
+    assert size.mask_levels == levels
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("transformer/config.json", {"num_layers": "x"}),
+        ("transformer/config.json", {"num_layers": 10**9}),
+        ("vae/config.json", {"block_out_channels": None}),
+        ("vae/config.json", {"decoder_num_attention_heads": 0}),
+        ("audio_vae/config.json", {"latent_dim": "x"}),
+        ("modular_model_index.json", {"canvas_max_pixels": -1}),
+    ],
+)
+def test_a_configuration_that_describes_no_model_is_named(
+    tiny_checkpoint: Path, tmp_path: Path, file: str, change: dict[str, Any]
+) -> None:
+    shutil.copytree(tiny_checkpoint, tmp_path / "model")
+    path = tmp_path / "model" / file
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ConfigError) as caught:
+        capacity_of(tmp_path / "model")
+    assert caught.value.code == "checkpoint_invalid"
+    assert file.split("/", maxsplit=1)[0] in str(caught.value.field)
 
 
 def test_without_a_known_budget_all_is_let_through(tiny_checkpoint: Path) -> None:

@@ -246,3 +246,21 @@ def test_vaes_that_stay_are_counted_at_all_times() -> None:
     ]
     more = stages[1]["denoise"].always - stages[0]["denoise"].always
     assert more == stages[0]["decode_video"].beside.vae + stages[0]["decode_audio"].beside.vae
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (("--gpus", "64", "--gpu-memory", "80"), "gpus"),
+        (("--gpus", "1", "--gpu-memory", "24", "--width", "33554432", "--height", "33554432"), "width"),
+        (("--gpus", "1", "--gpu-memory", "24", "--keyframes", "1", "--references", "1"), "keyframes"),
+        (("--gpus", "1", "--gpu-memory", "24", "--resident-blocks", "4"), "resident_blocks"),
+        (("--gpus", "1", "--gpu-memory", "80", "--offload", "--plot", "."), "plot"),
+    ],
+)
+def test_what_cannot_be_planned_names_its_option(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], field: str
+) -> None:
+    status, _, told = run(capsys, *words)
+    assert status == 2
+    assert f"[{field}" in told
