@@ -133,7 +133,10 @@ class Controller:
             RequestError: naming field, value and remedy.
         """
         facts, limits = self.checkpoint.facts, self.config.limits
-        plan = check_request(request, facts=facts, limits=limits, headers=headers, stages=self.config.stages)
+        # A mask document may hold 100,000 keys, seconds of reading: others are served meanwhile.
+        plan = await asyncio.to_thread(
+            check_request, request, facts=facts, limits=limits, headers=headers, stages=self.config.stages
+        )
         check_abilities(plan.request, self.checkpoint)
         if isinstance(request, (EncodePrompt, Generate)):
             tokens = await asyncio.to_thread(
@@ -251,7 +254,9 @@ class Controller:
             job.plan, media.request, found=media.facts, warnings=media.warnings, facts=facts, limits=limits
         )
         if self.capacity and isinstance(job.plan.request, Generate):
-            self.capacity.check_generate(job.plan.request, text_tokens=job.plan.text_tokens, parts=media.parts)
+            self.capacity.check_generate(
+                job.plan.request, text_tokens=job.plan.text_tokens, parts=media.parts, found=media.facts
+            )
         self.jobs.replace_inputs(job, dict(media.parts), media.folder)
         job.hashes, job.reading = media.hashes, False
         for warning in job.plan.warnings[len(known) :]:

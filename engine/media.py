@@ -13,10 +13,10 @@ and ``waveform`` [2, N] float32 at the model's rate, where there is such.
 An edit has the part ``masks`` besides: video_noise_mask [1, 1, T, H/16, W/16] and audio_noise_mask [1, 1, 2, A] float32
 of the whole video.
 
-Facts: ``width``, ``height``, ``frames``, ``seconds``; of an edit ``source_frames``; ``conditions`` (keyframes, then
-guides): ``frame``, ``frames``, ``audio_latents``; ``references``: ``kind``, ``width``, ``height``, ``frames``,
-``audio_latents``, ``rows``, ``share`` (of the packed sequence without its text). Exit status 0 with a result; every
-`EngineError` is one.
+Facts: ``width``, ``height``, ``frames``, ``seconds``; of an edit ``source_frames``, ``mask_levels``; ``conditions``
+(keyframes, then guides): ``frame``, ``frames``, ``audio_latents``; ``references``: ``kind``, ``width``, ``height``,
+``frames``, ``audio_latents``, ``rows``, ``share`` (of the packed sequence without its text). Exit status 0 with a
+result; every `EngineError` is one.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _prepare_edit(request: Generate, edit: SourceEdit, job: MediaJob) -> tuple[G
     canvas = prepare_source(
         job, edit.source, width=request.width, height=request.height, frames=frames, path="edit.source"
     )
-    total = prepare_masks(job, edit, canvas)
+    total, levels = prepare_masks(job, edit, canvas)
     request = dataclasses.replace(
         request,
         width=canvas.width,
@@ -85,7 +85,7 @@ def _prepare_edit(request: Generate, edit: SourceEdit, job: MediaJob) -> tuple[G
         frames=total,
         edit=dataclasses.replace(edit, frames=canvas.frames),
     )
-    return request, {"source_frames": canvas.frames}
+    return request, {"source_frames": canvas.frames, "mask_levels": levels}
 
 
 def _prepare_conditions(

@@ -38,8 +38,10 @@ _OF_PICTURE = "video_mask_media"
 _ROUNDING = 1e-6
 
 
-def prepare_masks(job: MediaJob, edit: SourceEdit, shot: Shot) -> int:
-    """Make the part ``masks``; return the pixel frames of the video, the source's and those that are added.
+def prepare_masks(job: MediaJob, edit: SourceEdit, shot: Shot) -> tuple[int, int]:
+    """Make the part ``masks``; return the pixel frames of the video, the source's and those that are added, and levels.
+
+    The levels are the times that rows have besides their streams': what modulating them takes depends on it.
 
     Args:
         shot: of the source, as it was prepared.
@@ -68,7 +70,8 @@ def prepare_masks(job: MediaJob, edit: SourceEdit, shot: Shot) -> int:
         video, audio = longer, sound
     path = job.made[MASKS] = job.out / f"{MASKS}.safetensors"
     save_file({MASK_TENSORS["video"]: video[None, None], MASK_TENSORS["audio"]: audio[None, None]}, path)
-    return frames
+    levels = [np.unique(mask_cells.rows_of_cells(cells)) for cells in (video, audio)]
+    return frames, sum(int((level < 1).sum()) for level in levels)
 
 
 def _document(edit: SourceEdit, shot: Shot) -> MaskDocument:

@@ -76,15 +76,23 @@ class Capacity:
         elif isinstance(request, Decode):
             self.check_size(size_of_decode(request, headers, facts), plan.stages)
         elif isinstance(request, Generate):
-            self.check_generate(request, text_tokens=plan.text_tokens, parts={})
+            self.check_generate(request, text_tokens=plan.text_tokens, parts={}, found={})
 
-    def check_generate(self, request: Generate, *, text_tokens: int, parts: Mapping[str, Path]) -> None:
-        """Refuse a request for a video that cannot fit; ``parts`` are its media that were read.
+    def check_generate(
+        self, request: Generate, *, text_tokens: int, parts: Mapping[str, Path], found: Mapping[str, Any]
+    ) -> None:
+        """Refuse a request for a video that cannot fit; ``parts`` are its media that were read, ``found`` their facts.
 
         Raises:
             RequestError: ``does_not_fit``.
         """
-        size = size_of_generate(request, text_tokens=text_tokens, parts=parts, facts=self.plan.model.facts)
+        size = size_of_generate(
+            request,
+            text_tokens=text_tokens,
+            parts=parts,
+            facts=self.plan.model.facts,
+            mask_levels=found.get("mask_levels", _HELD),
+        )
         if size is not None:
             self.check_size(size, stages_of(request))
 

@@ -1,6 +1,6 @@
 """The size of a request that came in, for the planner: from the request and the headers of its parts.
 
-Promise: no tensor is read but an edit's masks, which are small. Raises nothing: request and headers were checked.
+Promise: no tensor is read. Raises nothing: the request and the headers were checked.
 """
 
 from __future__ import annotations
@@ -8,14 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-from safetensors.numpy import load_file
-
 from .contract import geometry
-from .contract.check_masks import MASK_TENSORS, MASKS
+from .contract.check_masks import MASK_TENSORS
 from .contract.framing import TensorInfo, read_header
 from .contract.limits import ModelFacts
-from .contract.mask_cells import rows_of_cells
 from .contract.requests import Decode, Denoise, Generate
 from .contract.tensors import Headers, check_latent_part
 from .planner_request import MediumSize, RequestSize, vision_grid, vision_rows
@@ -54,12 +50,18 @@ def size_of_decode(request: Decode, headers: Headers, facts: ModelFacts) -> Requ
 
 
 def size_of_generate(
-    request: Generate, *, text_tokens: int, parts: Mapping[str, Path], facts: ModelFacts
+    request: Generate,
+    *,
+    text_tokens: int,
+    parts: Mapping[str, Path],
+    facts: ModelFacts,
+    mask_levels: int = len(MASK_TENSORS),
 ) -> RequestSize | None:
     """Return the size of a request for a video; None as long as its canvas or length follows from unread media.
 
     Args:
         parts: the prepared media, by name; those that are missing were not read yet.
+        mask_levels: of an edit, the times that its masks add to the streams'; before they are read the fewest.
     """
     if request.width is None or request.height is None or request.frames is None:
         return None
@@ -78,17 +80,8 @@ def size_of_generate(
         vision=vision,
         pad_seq_len=request.pad_seq_len,
         steps=request.steps,
-        mask_levels=0 if request.edit is None else _levels(parts),
+        mask_levels=0 if request.edit is None else mask_levels,
     )
-
-
-def _levels(parts: Mapping[str, Path]) -> int:
-    """Return the times that the masks of an edit add to their streams'; of masks that are not there yet the fewest."""
-    if MASKS not in parts:
-        return len(MASK_TENSORS)
-    masks = load_file(parts[MASKS])
-    rows = [np.unique(rows_of_cells(masks[name][0, 0])) for name in MASK_TENSORS.values()]
-    return sum(int((levels < 1).sum()) for levels in rows)
 
 
 def _header(path: Path) -> Tensors:

@@ -92,7 +92,9 @@ async def test_one_engine_can_be_attached_to_by_url(comfyui: ComfyUI) -> None:
     run = await run_prompt(comfyui, make_t2va(connect__url=comfyui.engine_url(), sample__seed=23))
     assert run.of("execution_success"), run.of("execution_error")
     assert comfyui.engine_pids() == [pid]
-    assert re.fullmatch(rf"Engine at {comfyui.engine_url()} \(demo-\w+\)", run.texts("connect")[-1])
+    assert re.fullmatch(
+        rf"Engine at {comfyui.engine_url()} \(demo-\w+\)\nPlanned: .* a rank at most, .*", run.texts("connect")[-1]
+    )
 
 
 async def test_a_checkpoint_is_named_on_the_node(comfyui: ComfyUI, tiny_checkpoint: Path) -> None:

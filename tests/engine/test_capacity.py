@@ -23,11 +23,10 @@ from engine.client import EngineClient, Outcome
 from engine.config import build_config
 from engine.contract.checks import check_request
 from engine.contract.errors import ConfigError, EngineError, RequestError
-from engine.contract.limits import Limits, ModelFacts
+from engine.contract.limits import Limits
 from engine.contract.requests import STAGES, Generate, parse_request
 from engine.planner_capacity import Capacity, find_capacity
 from engine.planner_request import RequestSize
-from engine.planner_sizing import size_of_generate
 from tests.support.engine_process import EngineProcess
 
 TIGHT = ("--gpu-memory", "0.016")
@@ -118,15 +117,15 @@ def test_an_engine_of_references_alone_is_planned_for_requests_with_them(tiny_ch
     assert denoise.weights["transformer_ref"] == placed.device_bytes > 0
 
 
-@pytest.mark.parametrize(("values", "levels"), [((0.0, 1.0), 1), ((0.0, 0.25, 0.5, 1.0), 3), ((1.0,), 0)])
-def test_masks_count_for_the_times_that_they_have(tmp_path: Path, values: tuple[float, ...], levels: int) -> None:
-    cells = torch.tensor(values).repeat_interleave(8)[None, None, None, None].expand(1, 1, 2, 2, -1).contiguous()
-    save_file({"video_noise_mask": cells, "audio_noise_mask": torch.ones(1, 1, 2, 8)}, tmp_path / "masks")
-    request = parse_request({**FITS, "edit": {"source": {"media": {"part": "v"}}, "video_mask": 1.0}})
+def test_masks_count_for_the_times_that_they_have(tiny_checkpoint: Path) -> None:
+    capacity = capacity_of(tiny_checkpoint, "--offload", "--gpu-memory", "0.1")
+    edit = {"source": {"media": {"part": "v"}}, "video_mask": 1.0}
+    request = parse_request({**FITS, "steps": 50, "edit": edit})
     assert isinstance(request, Generate)
-    size = size_of_generate(request, text_tokens=4, parts={"masks": tmp_path / "masks"}, facts=ModelFacts())
-    assert size is not None
-    assert size.mask_levels == levels
+    capacity.check_generate(request, text_tokens=4, parts={}, found={"mask_levels": 2})
+    with pytest.raises(RequestError, match="denoise takes") as caught:
+        capacity.check_generate(request, text_tokens=4, parts={}, found={"mask_levels": 512})
+    assert "masks of zeros and ones" in str(caught.value.remedy)
 
 
 @pytest.mark.parametrize(

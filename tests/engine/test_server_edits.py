@@ -97,6 +97,7 @@ async def test_a_shot_goes_on(client: EngineClient, clip: Path, tmp_path: Path) 
     made = await run(client, {"after": 0.5, "before": 0.1}, clip, tmp_path)
     source, after = await source_of(client, clip, tmp_path), load_file(made.outputs["latents"][0])
     assert (made.facts["source_frames"], made.facts["frames"]) == (FRAMES, 90)
+    assert made.facts["mask_levels"] > 0
     assert torch.equal(after["video"][:, :, 15:22], source["video"])
     assert torch.equal(after["audio"][..., 85 : 85 + LATENTS], source["audio"])
     assert video_facts(made.outputs["video"][0]).frames == 90
@@ -107,6 +108,23 @@ async def test_keyframes_and_an_edit_go_together(client: EngineClient, clip: Pat
     request = {**EDIT, "edit": {"source": SOURCE, "after": 0.5}, "keyframes": [{"media": {"part": "k"}, "at": "last"}]}
     made = await client.run(request, inputs={"v": clip, "k": picture}, folder=tmp_path)
     assert made.facts["conditions"][0]["frame"] == made.facts["frames"] - 1 == 38
+
+
+async def test_others_are_served_while_many_keys_are_read(client: EngineClient, clip: Path, tmp_path: Path) -> None:
+    keys = [{"frame": frame, "offset": [0.1, 0.2], "scale": 1.5} for frame in range(60_000)]
+    keys[0]["points"] = [[0, 0], [1, 1]]
+    layer = {"id": "a", "kind": "rect", "range": [0, 60_000], "keys": [*keys, {"frame": 0}]}
+    document = {"version": 1, "canvas": {"width": 64, "height": 32, "frames": 60_000}, "layers": [layer]}
+    request = {**EDIT, "edit": {"source": SOURCE, "document": document}}
+    refused = asyncio.create_task(client.run(request, inputs={"v": clip}, folder=tmp_path))
+    served = 0
+    while not refused.done():
+        await client.health()
+        served += 1
+    with pytest.raises(RequestError, match="above the key's before"):
+        await refused
+    # Reading takes over a second; an answer takes some milliseconds.
+    assert served > 10
 
 
 @pytest.mark.parametrize(
