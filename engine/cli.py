@@ -1,14 +1,17 @@
 """The command line: ``python -m engine`` and ``h3-engine``.
 
 Results go to stdout, progress and errors to stderr. Exit status: 0 done, 2 the caller's fault (options, checkpoint,
-request), 3 the engine's, 130 cancelled. Importing this module imports no torch.
+request), 3 the engine's, 130 cancelled, 141 whoever read the output has gone (as in ``h3-engine plan | head``).
+Importing this module imports no torch.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 
 from . import cli_client, cli_demo, cli_plan, cli_serve, env
@@ -17,6 +20,8 @@ from .contract.errors import ConfigError, EngineError, JobCancelled, RequestErro
 from .contract.version import ENGINE_VERSION
 
 DONE, CALLERS_FAULT, ENGINES_FAULT, CANCELLED = 0, 2, 3, 130
+UNREAD = 141
+"""What a shell says of a program that SIGPIPE ended."""
 
 _Add = Callable[[argparse.ArgumentParser], None]
 _Run = Callable[[argparse.Namespace], int]
@@ -44,6 +49,29 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status (argparse itself exits with 2)."""
+    try:
+        try:
+            return _run_command(argv)
+        finally:
+            # Here, where it can be caught, and not when Python ends.
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _write_nowhere()
+        return UNREAD
+
+
+def _write_nowhere() -> None:
+    """Let what is still buffered for a reader that has gone vanish without a word."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def _run_command(argv: Sequence[str] | None) -> int:
     parser = build_parser()
     arguments, unknown = parser.parse_known_args(argv)
     _, _, run = COMMANDS[arguments.command]

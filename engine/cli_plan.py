@@ -60,8 +60,19 @@ _PLANNED = (
     "model",
 )
 """Options of ``serve`` that matter to a plan."""
-_SECONDS = 15.0
-_TEXT_ROWS = 512
+_DEFAULTS: Mapping[str, float] = {
+    "seconds": 15.0,
+    "steps": DEFAULT_STEPS,
+    "text_rows": 512,
+    "references": 0,
+    "keyframes": 0,
+    "tflops": Speeds.tflops,
+    "host_gbs": Speeds.host_gbs,
+    "link_gbs": Speeds.link_gbs,
+}
+"""What is planned for unless something else is given."""
+_OF_A_RUNNING_ENGINE = ("url", "job", "json", "plot")
+"""Options that go with ``--url``; what it asks is not planned here."""
 _BOUNDS = {
     "seconds": (0.25, 3600),
     "steps": (1, 1000),
@@ -75,21 +86,27 @@ _BOUNDS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the request, the machine, and the options of ``serve`` that matter; no model is the released one."""
     parser.add_argument("--gpus", type=int, help="ranks, each with a device of its own (as --nproc-per-node)")
-    parser.add_argument("--seconds", type=float, default=_SECONDS, help=f"of the video (default: {_SECONDS:g})")
+    _add(parser, "seconds", float, "of the video")
     parser.add_argument("--width", type=int, help="pixels (default: the model's canvas)")
     parser.add_argument("--height", type=int, help="pixels")
-    parser.add_argument("--steps", type=int, default=DEFAULT_STEPS, help=f"forwards (default: {DEFAULT_STEPS})")
-    parser.add_argument("--text-rows", type=int, default=_TEXT_ROWS, help=f"of the prompt (default: {_TEXT_ROWS})")
-    parser.add_argument("--references", type=int, default=0, help="reference images of the canvas' size (default: 0)")
-    parser.add_argument("--keyframes", type=int, default=0, help="first and last picture: 0, 1 or 2 (default: 0)")
-    parser.add_argument("--tflops", type=float, default=Speeds.tflops, help="1e12 operations a second of a device")
-    parser.add_argument("--host-gbs", type=float, default=Speeds.host_gbs, help="1e9 bytes a second, host to device")
-    parser.add_argument("--link-gbs", type=float, default=Speeds.link_gbs, help="the same from device to device")
-    parser.add_argument("--url", help="a running engine: show its own plan, beside what a job took")
+    _add(parser, "steps", int, "forwards")
+    _add(parser, "text_rows", int, "of the prompt")
+    _add(parser, "references", int, "reference images of the canvas' size")
+    _add(parser, "keyframes", int, "first and last picture: 0, 1 or 2")
+    _add(parser, "tflops", float, "1e12 operations a second of a device")
+    _add(parser, "host_gbs", float, "1e9 bytes a second, host to device")
+    _add(parser, "link_gbs", float, "the same from device to device")
+    parser.add_argument("--url", help="a running engine: show its own plan, beside what a job took; plans nothing here")
     parser.add_argument("--job", metavar="ID", help="the job, with --url (default: the last that is done)")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     parser.add_argument("--plot", metavar="FILE.png", help="draw memory over the stages of a run")
     add_options(parser, _PLANNED)
+
+
+def _add(parser: argparse.ArgumentParser, name: str, kind: type[float], words: str) -> None:
+    """Add an option that has a default; whether it was given shows in its being None."""
+    flag = f"--{name.replace('_', '-')}"
+    parser.add_argument(flag, type=kind, help=f"{words} (default: {_DEFAULTS[name]:g})")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -99,7 +116,13 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigError: an option is wrong.
     """
     if arguments.url is not None:
+        _check_running(arguments)
         return _show_running(arguments)
+    if arguments.job is not None:
+        raise _bad("job", arguments.job, "A job is one of a running engine.", "Give --url too, or leave --job out.")
+    for name, value in _DEFAULTS.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
     given = given_options(arguments)
     if arguments.gpus is not None:
         given["nproc_per_node"] = arguments.gpus
@@ -109,6 +132,7 @@ def run(arguments: argparse.Namespace) -> int:
     meant = arguments.preset or arguments.config or any(name in given for name in _MEANT)
     setup = _setup(values, devices, model)
     request = _request(arguments, model.facts)
+    _check_partition(request, model)
     choices: list[Choice] = []
     if meant:
         plan = make_plan(model, setup, request, hardware)
@@ -126,6 +150,25 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.plot:
         draw_plan(describe(plan), absolute_path(arguments.plot, field="plot"))
     return _FITS if plan.fits else _DOES_NOT
+
+
+def _check_running(arguments: argparse.Namespace) -> None:
+    """Refuse options that say what to plan: a running engine has its plan.
+
+    Raises:
+        ConfigError: ``config_conflict``.
+    """
+    known = {"command", *_OF_A_RUNNING_ENGINE}
+    others = [name for name, value in vars(arguments).items() if value is not None and name not in known]
+    if others:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in others)
+        raise ConfigError(
+            "config_conflict",
+            f"A running engine shows the plan that it has; {flags} cannot change that.",
+            field=others[0],
+            value=getattr(arguments, others[0]),
+            remedy=f"Leave --url out to plan anew, or {flags} to see the engine's plan.",
+        )
 
 
 def _show_running(arguments: argparse.Namespace) -> int:
@@ -230,6 +273,23 @@ def _request(arguments: argparse.Namespace, facts: ModelFacts) -> RequestSize:
         vision=vision,
         steps=arguments.steps,
     )
+
+
+def _check_partition(request: RequestSize, model: ServedModel) -> None:
+    """Refuse what the engine would: a request for a transformer that is not loaded.
+
+    Without media nobody says which of both is meant: that is planned with the one there is.
+    """
+    loaded = [name for name in PARTITIONS if name in model.configs]
+    wanted = "transformer_ref" if request.with_references else "transformer"
+    if loaded and request.media and wanted not in loaded:
+        given = "references" if request.with_references else "keyframes"
+        raise _bad(
+            given,
+            len(request.media),
+            f"Videos with {given} are made by {wanted}, which is not loaded.",
+            f"Leave --{given} out, or have --partitions name {wanted}.",
+        )
 
 
 def _canvas(arguments: argparse.Namespace, facts: ModelFacts) -> tuple[int, int]:

@@ -120,21 +120,34 @@ class Plan:
         """The rank that takes most."""
         return max(self.ranks, key=lambda rank: rank.tightest.total)
 
+    @property
+    def device_lack(self) -> int:
+        """Bytes that the device of the fullest rank lacks; 0: none, or nobody knows."""
+        budget = self.hardware.device_bytes
+        return 0 if budget is None else max(0, self.tightest.tightest.total - budget)
+
+    @property
+    def host_lack(self) -> int:
+        """Bytes that the host lacks; 0: none, or nobody knows."""
+        room = self.hardware.host_bytes
+        return 0 if room is None else max(0, self.host_total - room)
+
     @cached_property
     def problems(self) -> tuple[str, ...]:
         """What does not fit, a sentence each; empty: all fits."""
         found = []
-        rank, stage, budget = self.tightest, self.tightest.tightest, self.hardware.device_bytes
-        if budget is not None and stage.total > budget:
+        rank, stage = self.tightest, self.tightest.tightest
+        if self.device_lack:
             found.append(
                 f"{stage.stage} takes {bytes_in_words(stage.total)} on rank {rank.rank}, "
-                f"{bytes_in_words(stage.total - budget)} more than the {bytes_in_words(budget)} of its device."
+                f"{bytes_in_words(self.device_lack)} more than the {bytes_in_words(stage.total - self.device_lack)} "
+                "of its device."
             )
-        room = self.hardware.host_bytes
-        if room is not None and self.host_total > room:
+        if self.host_lack:
             found.append(
                 f"The ranks take {bytes_in_words(self.host_total)} of host memory, "
-                f"{bytes_in_words(self.host_total - room)} more than the {bytes_in_words(room)} there are."
+                f"{bytes_in_words(self.host_lack)} more than the {bytes_in_words(self.host_total - self.host_lack)} "
+                "there are."
             )
         return tuple(found)
 

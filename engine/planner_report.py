@@ -97,8 +97,9 @@ def _seconds_line(plan: Plan) -> str:
     step, speeds = plan.step, plan.hardware.speeds
     return (
         f"Predicted: {step.total:.2f} s a step (computing {step.compute:.2f}, streaming {step.stream:.2f} beside it, "
-        f"between ranks {step.links:.2f}), {sum(plan.seconds.values()):.0f} s a run; assumed {speeds.tflops:g} TFLOPS, "
-        f"{speeds.host_gbs:g} GB/s from the host, {speeds.link_gbs:g} GB/s between devices"
+        f"between ranks {step.links:.2f}), {sum(plan.seconds.values()):.0f} s a run;\n"
+        f"assumed: {speeds.tflops:g} TFLOPS, {speeds.host_gbs:g} GB/s from the host, "
+        f"{speeds.link_gbs:g} GB/s between devices"
     )
 
 
@@ -124,32 +125,54 @@ def fits_in_words(choice: Choice, *, asked: int) -> str:
 
 
 def compare(choices: Sequence[Choice]) -> str:
-    """Return the configurations that were looked at, the best first."""
-    rows = [["configuration", "a rank", "host", "s a step", "s a run", ""]]
-    for choice in choices[:_MOST]:
+    """Return the configurations that were looked at, the best first; a line has at most 100 characters."""
+    shown = choices[:_MOST]
+    settings = [_settings(choice.plan) for choice in shown]
+    differing = [name for name in settings[0] if len({each[name] for each in settings}) > 1]
+    rows = [[*differing, "a rank", "host", "s a step", "s a run", ""]]
+    for choice, values in zip(shown, settings, strict=True):
         plan = choice.plan
-        why = "fits" if plan.fits else " ".join(plan.problems)
         sizes = bytes_in_words(plan.tightest.tightest.total), bytes_in_words(plan.host_total)
-        rows.append([choice.options, *sizes, f"{plan.step.total:.2f}", f"{choice.seconds:.0f}", why])
+        numbers = f"{plan.step.total:.2f}", f"{choice.seconds:.0f}", _lack(plan)
+        rows.append([*(values[name] for name in differing), *sizes, *numbers])
     rest = len(choices) - _MOST
-    more = [f"and {rest} more"] if rest > 0 else []
     return "\n".join(
         [
-            "Configurations, those that fit first, the fastest foremost, then those that lack least:",
+            "Configurations, those that fit first, the fastest foremost, then those that lack least. They differ",
+            "in --offload (with --resident-blocks auto) and the degrees of ulysses, ring, tp and text encoder;",
+            "what has no column is as above.",
             *_aligned(rows),
-            *more,
+            *([f"and {rest} more"] if rest > 0 else []),
         ]
     )
 
 
+def _settings(plan: Plan) -> dict[str, str]:
+    """Return what a search tries, in a word each."""
+    parallel = plan.setup.parallel
+    return {
+        "offload": ",".join(plan.setup.offload.offload) or "nothing",
+        "ulysses": str(parallel.ulysses_degree),
+        "ring": str(parallel.ring_degree),
+        "tp": str(parallel.tp_degree),
+        "text": str(parallel.text_encoder_tp_degree),
+    }
+
+
+def _lack(plan: Plan) -> str:
+    found = {"": plan.device_lack, " of host memory": plan.host_lack}
+    lacks = [f"{bytes_in_words(size)}{where}" for where, size in found.items() if size]
+    return f"lacks {' and '.join(lacks)}" if lacks else "fits"
+
+
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return ``rows`` in columns, the first and the last to the left, numbers to the right."""
+    """Return ``rows`` in columns, numbers and what is between the first and the last column to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
         last = len(row) - 1
         cells = [
-            text.ljust(width) if i == 0 or (i == last and not text[:1].isdigit()) else text.rjust(width)
+            text.ljust(width) if i in (0, last) and not text[:1].isdigit() else text.rjust(width)
             for i, (text, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())

@@ -102,7 +102,10 @@ def search(model: ServedModel, base: Setup, request: RequestSize, hardware: Hard
         base: what is not looked for: compute type, stages, storage, the VAE's options.
     """
     choices = [Choice(make_plan(model, setup, request, hardware)) for setup in _setups(model, base, gpus)]
-    return sorted(choices, key=lambda choice: (not choice.plan.fits, _excess(choice.plan), choice.seconds))
+    return sorted(
+        choices,
+        key=lambda choice: (not choice.plan.fits, choice.plan.device_lack + choice.plan.host_lack, choice.seconds),
+    )
 
 
 def _setups(model: ServedModel, base: Setup, gpus: int) -> Iterator[Setup]:
@@ -120,13 +123,6 @@ def _setups(model: ServedModel, base: Setup, gpus: int) -> Iterator[Setup]:
         )
         offload = dataclasses.replace(base.offload, offload=families, resident_blocks=None if families else 0)
         yield dataclasses.replace(base, parallel=parallel, offload=offload)
-
-
-def _excess(plan: Plan) -> int:
-    """Return by how many bytes a plan does not fit."""
-    device, host = plan.hardware.device_bytes, plan.hardware.host_bytes
-    over = 0 if device is None else max(0, plan.tightest.tightest.total - device)
-    return over + (0 if host is None else max(0, plan.host_total - host))
 
 
 def nearest(plan: Plan) -> Choice | None:

@@ -57,6 +57,23 @@ def test_every_command_has_help() -> None:
     assert all(name in words for name in COMMANDS)
 
 
+@pytest.mark.parametrize("words", [("plan", "--gpus", "1", "--gpu-memory", "80"), ("plan", "--help")])
+def test_a_reader_that_has_gone_ends_a_command_quietly(words: tuple[str, ...]) -> None:
+    """As ``| head`` goes, here before a line is written."""
+    end, pipe = os.pipe()
+    os.close(end)
+    with (
+        open(pipe, "wb") as gone,
+        subprocess.Popen(
+            [sys.executable, "-m", "engine", *words], cwd=ROOT, stdout=gone, stderr=subprocess.PIPE, text=True
+        ) as process,
+    ):
+        _, told = process.communicate(timeout=120)
+    assert told == ""
+    # argparse takes no notice when the help is not read.
+    assert words[-1] == "--help" or process.returncode == 141
+
+
 def test_the_command_line_imports_no_torch() -> None:
     program = "import sys, engine.cli, engine.server.app; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0

@@ -63,8 +63,12 @@ def test_a_table_tells_what_each_stage_takes_and_why_other_configurations_do_not
     assert list(table) == ["encode_prompt", "encode_media", "denoise", "decode_video", "decode_audio"]
     assert max(table.values()) == table["denoise"] <= 24
     assert "It fits." in lines
-    assert any("--offload dit,text_encoder" in line and line.endswith("fits") for line in lines)
-    assert any("more than the 24.0 GB of its device." in line for line in lines)
+    compared = lines[lines.index("what has no column is as above.") + 1 :]
+    assert compared[0].split()[:5] == ["offload", "ulysses", "ring", "tp", "text"]
+    assert compared[1].startswith("dit,text_encoder ")
+    assert compared[1].endswith("fits")
+    assert any(re.search(r"  lacks [\d.]+ GB$", line) for line in compared)
+    assert max(len(line) for line in compared) <= 100
 
 
 def test_a_search_puts_what_fits_first_and_of_that_the_fastest() -> None:
@@ -256,6 +260,9 @@ def test_vaes_that_stay_are_counted_at_all_times() -> None:
         (("--gpus", "1", "--gpu-memory", "24", "--keyframes", "1", "--references", "1"), "keyframes"),
         (("--gpus", "1", "--gpu-memory", "24", "--resident-blocks", "4"), "resident_blocks"),
         (("--gpus", "1", "--gpu-memory", "80", "--offload", "--plot", "."), "plot"),
+        (("--gpus", "1", "--gpu-memory", "80", "--partitions", "transformer", "--references", "2"), "references"),
+        (("--gpus", "1", "--gpu-memory", "80", "--partitions", "transformer_ref", "--keyframes", "1"), "keyframes"),
+        (("--job", "7d0b3f0a-6f0e-4a53-9a0e-0d6a3f2b1c9d", "--gpus", "1", "--gpu-memory", "80"), "job"),
     ],
 )
 def test_what_cannot_be_planned_names_its_option(
@@ -264,3 +271,12 @@ def test_what_cannot_be_planned_names_its_option(
     status, _, told = run(capsys, *words)
     assert status == 2
     assert f"[{field}" in told
+
+
+def test_beside_a_running_engine_options_that_say_what_to_plan_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, told = run(capsys, "--url", "http://127.0.0.1:9", "--seconds", "15", "--offload")
+    assert status == 2
+    assert "--seconds, --offload cannot change that" in told
+    assert "Leave --url out" in told
+    status, _, told = run(capsys, "--url", "http://127.0.0.1:9", "--json", "--job", "x", "--plot", "x.png")
+    assert (status, "cannot be reached" in told) == (3, True)
