@@ -26,15 +26,13 @@ from .planner_weights import (
     ServedModel,
     Setup,
     gathered_bytes,
-    held_bytes,
-    rank_tensors,
     rank_weights,
     unpacked_bytes,
 )
 from .rank_options import PARTITIONS
 from .stacks import FAMILIES
+from .stacks_shares import encodes_media
 
-_ANSWERING = 0
 _MEGABYTE = 10**6
 
 
@@ -72,8 +70,8 @@ def rank_stages(model: ServedModel, setup: Setup, rank: int, request: RequestSiz
 
 def always_bytes(model: ServedModel, setup: Setup, rank: int) -> int:
     """Return what is taken at all times besides `rank_stages`: VAEs that stay."""
-    held = setup.components(model, rank) if setup.vae.vae_resident else ()
-    return sum(held_bytes(rank_tensors(model, setup, name)) for name in held if name in FAMILIES["vae"])
+    held = rank_weights(model, setup, rank) if setup.vae.vae_resident else {}
+    return sum(weights.bytes for name, weights in held.items() if name in FAMILIES["vae"])
 
 
 def rank_needs(
@@ -215,11 +213,10 @@ def _encodings(
     *,
     kept: int,
 ) -> Iterator[StageBytes]:
-    """Yield what encoding each of the request's media takes; a VAE comes in on every rank that holds it."""
-    works = rank == _ANSWERING or setup.vae.media_encode != "leader"
-    for medium in request.media:
+    """Yield what encoding each of the request's media takes on a rank that takes part in it."""
+    for medium in request.media if encodes_media(rank, media_encode=setup.vae.media_encode) else ():
         if medium.video is not None and "vae" in weights:
-            peak = encode_peak(model, setup, rank, medium) if works else 0
+            peak = encode_peak(model, setup, rank, medium)
             yield StageBytes(activations=peak, vae=_vae(setup, weights, "vae"), workspace=kept)
         if medium.audio and "audio_vae" in weights:
             peak = encode_sound_peak(model, medium.audio)

@@ -1,8 +1,9 @@
 """The weights of one rank, tensor by tensor, from configurations and options alone.
 
 Promise: what the ranks hold, since both read the same tables: which components (`stacks_shares.kept_components`), which
-part of a layer (`stacks_shares.Split`), which type (`placement.stored`), and `placement.component_weights` sorts them.
-Torch-free; raises nothing: the layout was checked (`config_layout.check_layout`).
+halves of the VAEs (`stacks_shares.encodes_media`, `checkpoint.left_out_children`), which part of a layer
+(`stacks_shares.Split`), which type (`placement.stored`), and `placement.component_weights` sorts them. Torch-free;
+raises nothing: the layout was checked (`config_layout.check_layout`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
-from .checkpoint import Checkpoint, needed_components
+from .checkpoint import Checkpoint, left_out_children, needed_components
 from .contract.limits import ModelFacts
 from .contract.requests import STAGES
 from .layout import Layout
@@ -24,7 +25,7 @@ from .planner_shapes_layers import Shape
 from .planner_sizes import Config
 from .rank_options import PARTITIONS, OffloadOptions, ParallelOptions, VaeOptions
 from .stacks import STACKS
-from .stacks_shares import TEXT_ENCODER, TRANSFORMER, Split, TensorPlan, kept_components
+from .stacks_shares import TEXT_ENCODER, TRANSFORMER, Split, TensorPlan, encodes_media, kept_components
 
 _PLANS: Mapping[str, TensorPlan] = {**dict.fromkeys(PARTITIONS, TRANSFORMER), "text_encoder": TEXT_ENCODER}
 
@@ -66,6 +67,16 @@ class ServedModel:
             for name, config in self.configs.items()
         }
 
+    @cached_property
+    def without_encoders(self) -> ServedModel:
+        """The same without the halves of the VAEs that encode, as `Checkpoint.without` leaves it."""
+        others = [stage for stage in STAGES if stage != "encode_media"]
+        left_out = {name: (*self.left_out.get(name, ()), *left_out_children(name, others)) for name in self.configs}
+        less = dataclasses.replace(self, left_out=left_out)
+        return dataclasses.replace(
+            less, configs={name: self.configs[name] for name in self.configs if less.shapes[name]}
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
@@ -91,7 +102,7 @@ class Setup:
         return Layout(rank, self.parallel.world_size, *degrees)
 
     def components(self, model: ServedModel, rank: int) -> tuple[str, ...]:
-        """Return the components with weights that ``rank`` holds, or has a part of."""
+        """Return the components with weights that ``rank`` holds, or has a part of, of what it loads of ``model``."""
         kept = kept_components(
             needed_components(self.stages),
             rank=rank,
@@ -146,7 +157,8 @@ def rank_tensors(model: ServedModel, setup: Setup, component: str) -> Mapping[st
 
 def rank_weights(model: ServedModel, setup: Setup, rank: int) -> dict[str, ComponentWeights]:
     """Return the weights of each component that ``rank`` holds; of the VAEs all is outside stacks."""
-    return {name: _weights(model, name, _share(setup, name)) for name in setup.components(model, rank)}
+    loaded = model if encodes_media(rank, media_encode=setup.vae.media_encode) else model.without_encoders
+    return {name: _weights(loaded, name, _share(setup, name)) for name in setup.components(loaded, rank)}
 
 
 def gathered_bytes(model: ServedModel, setup: Setup, component: str) -> int:

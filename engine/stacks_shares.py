@@ -85,6 +85,11 @@ def text_encoder_ranks(degree: int) -> tuple[int, ...]:
     return tuple(range(degree))
 
 
+def encodes_media(rank: int, *, media_encode: str) -> bool:
+    """Whether ``rank`` takes part in encoding media, and so loads the halves of the VAEs that encode."""
+    return media_encode != "leader" or rank == 0
+
+
 def kept_components(
     needed: Iterable[str], *, rank: int, text_encoder_ranks: int = 1, vae_on_one_rank: bool = False
 ) -> frozenset[str]:

@@ -48,7 +48,7 @@ from .parallel.watchdog import EXIT_STATUS, Watchdog
 from .parallel.weights import held_bytes, plan_divisions
 from .rank_options import CANNOT_START, PARTITIONS, WEIGHTED, RankOptions, restart_wanted
 from .runner import JobResult, JobRunner
-from .stacks_shares import kept_components, text_encoder_ranks
+from .stacks_shares import encodes_media, kept_components, text_encoder_ranks
 from .vae.crew import VaeCrew, build_crew
 from .worker_weights import load_rank, take_over
 
@@ -319,7 +319,7 @@ class Worker:
             text_encoder_degree=options.text_encoder_tp_degree,
             shard_weights=options.shard_weights,
         )
-        if options.media_encode == "leader" and mesh.layout.rank != 0:
+        if not encodes_media(mesh.layout.rank, media_encode=options.media_encode):
             checkpoint = checkpoint.without("encode_media")
         keep = kept_components(
             checkpoint.components,

@@ -18,6 +18,8 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from engine.checkpoint import open_checkpoint
 from engine.checkpoint_facts import TEXT_LAYERS
 from engine.contract.limits import ModelFacts
+from engine.contract.requests import STAGES
+from engine.models.loading import load_models
 from engine.packing import Block, build_layout, latent_grid
 from engine.parallel import accounting
 from engine.placement import ITEM_BYTES, Held, compute_dtype, plan_placement
@@ -29,8 +31,9 @@ from engine.planner_shapes import component_shapes, is_computed
 from engine.planner_sizes import RELEASED, Config
 from engine.planner_time import Speeds, link_bytes, run_seconds, step_seconds
 from engine.planner_weights import ServedModel, Setup, rank_tensors, rank_weights
-from engine.rank_options import PARTITIONS, WEIGHTED, OffloadOptions, ParallelOptions
+from engine.rank_options import PARTITIONS, WEIGHTED, OffloadOptions, ParallelOptions, VaeOptions
 from engine.stacks import FULL_PRECISION
+from engine.stacks_shares import kept_components
 from tests.support import stages
 from tests.support.planner_models import CLASSES, ONE, RELEASED_MODEL, build_on_meta, inputs_of, request
 
@@ -160,6 +163,39 @@ def test_ranks_hold_parts_of_layers_and_shares_of_blocks() -> None:
     assert stage.gathered == 2 * sum(
         tensor.bytes * 4 for name, tensor in held.items() if ".7." in name and len(tensor.shape) > 1
     )
+
+
+@pytest.mark.parametrize("served", [STAGES, ("encode_media", "denoise")], ids=["all", "no decoding"])
+def test_ranks_that_leave_encoding_to_the_leader_are_planned_without_encoders(
+    tiny_checkpoint: Path, served: tuple[str, ...]
+) -> None:
+    checkpoint = open_checkpoint(tiny_checkpoint, stages=served)
+    others, model = checkpoint.without("encode_media"), ServedModel.of(checkpoint)
+    loaded = load_models(
+        others,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        keep=kept_components(others.components, rank=1),
+        on_bytes=lambda component, done, total: None,
+    )
+    vae = (
+        None
+        if loaded.vae is None
+        else sum(tensor.nbytes for tensor in (*loaded.vae.parameters(), *loaded.vae.buffers()))
+    )
+    two = ParallelOptions(ulysses_degree=2)
+    leader, patch = (
+        Setup(parallel=two, vae=VaeOptions(media_encode=how), dtype="fp32", stages=served)
+        for how in ("leader", "patch")
+    )
+    planned = rank_weights(model, leader, 1)
+    assert planned.keys() == {name for name in WEIGHTED if getattr(loaded, name) is not None}
+    assert (planned["vae"].bytes if "vae" in planned else None) == vae
+    assert rank_weights(model, leader, 0) == rank_weights(model, patch, 0)
+    size = request(media=(MediumSize(video=(1, 4, 4)),))
+    found = [rank_stages(model, setup, rank, size)["encode_media"].vae for setup in (leader, patch) for rank in (0, 1)]
+    assert found == [found[0], 0, found[0], found[0]]
+    assert found[0] > 0
 
 
 @pytest.mark.parametrize("pinned", [None, 4096])
