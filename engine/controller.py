@@ -41,7 +41,7 @@ from .controller_abilities import check_abilities
 from .controller_cache import JobCache, stage_result
 from .controller_chunks import Chunks
 from .controller_fleet import FleetProcess
-from .controller_folder import RunFolder
+from .controller_folder import RunFolder, folder_busy
 from .controller_info import describe_engine
 from .controller_jobs import Job, finish_movies, with_latents
 from .controller_media import MediaDesk, ReadMedia
@@ -126,11 +126,11 @@ class Controller:
 
     # --- accepting
 
-    async def check(self, request: Request, headers: Headers) -> Plan:
-        """Check a request, its prompt's length included, without waking a rank.
+    async def check(self, request: Request, headers: Headers, files: Mapping[str, Path] | None = None) -> Plan:
+        """Check a request with its parts ``files``, its prompt's length included, without waking a rank.
 
         Raises:
-            RequestError: naming field, value and remedy.
+            RequestError: naming field, value and remedy. EngineBusyError: ``queue_full``, a part cannot be read now.
         """
         facts, limits = self.checkpoint.facts, self.config.limits
         # A mask document may hold 100,000 keys, seconds of reading: others are served meanwhile.
@@ -144,7 +144,10 @@ class Controller:
             )
             plan = check_tokens(plan, tokens, facts=facts, limits=limits)
         if self.capacity:
-            await asyncio.to_thread(self.capacity.check, plan, headers)
+            try:
+                await asyncio.to_thread(self.capacity.check, plan, headers, files or {})
+            except OSError as error:
+                raise folder_busy(error) from error
         if "decode_video" in plan.stages:
             plan = dataclasses.replace(plan, warnings=(*plan.warnings, *tile_warnings(self.config.vae)))
         return plan

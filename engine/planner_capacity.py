@@ -64,15 +64,18 @@ class Capacity:
         """Return it as JSON for ``/v1/info``."""
         return describe(self.plan)
 
-    def check(self, plan: checks.Plan, headers: Headers) -> None:
+    def check(self, plan: checks.Plan, headers: Headers, files: Mapping[str, Path]) -> None:
         """Refuse a checked request that cannot fit, as far as its sizes are known before its media are read.
 
+        Args:
+            files: its parts, by name.
+
         Raises:
-            RequestError: ``does_not_fit``.
+            RequestError: ``does_not_fit``. OSError: a part cannot be read.
         """
         request, facts = plan.request, self.plan.model.facts
         if isinstance(request, Denoise):
-            self.check_size(size_of_denoise(request, headers), plan.stages)
+            self.check_size(size_of_denoise(request, headers, files), plan.stages)
         elif isinstance(request, Decode):
             self.check_size(size_of_decode(request, headers, facts), plan.stages)
         elif isinstance(request, Generate):

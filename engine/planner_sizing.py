@@ -1,15 +1,18 @@
 """The size of a request that came in, for the planner: from the request and the headers of its parts.
 
-Promise: no tensor is read. Raises nothing: the request and the headers were checked.
+Promise: no tensor is read but the masks of an edit, piece by piece, without numpy. The request and the headers were
+checked; raises `OSError` where a part cannot be read.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from .contract import geometry
-from .contract.check_masks import MASK_TENSORS
+from .contract.check_masks import MASK_TENSORS, MASKS
 from .contract.framing import TensorInfo, read_header
 from .contract.limits import ModelFacts
 from .contract.requests import Decode, Denoise, Generate
@@ -17,14 +20,18 @@ from .contract.tensors import Headers, check_latent_part
 from .planner_request import MediumSize, RequestSize, vision_grid, vision_rows
 
 Tensors = Mapping[str, TensorInfo]
-MASK_LEVELS = 512
-"""Times that the rows of an edit may have besides their streams': a mask has 256 steps, in picture and in sound."""
+_STEPS = 256
+"""What a row's mask is counted in."""
+MASK_LEVELS = _STEPS * len(MASK_TENSORS)
+"""Times that the rows of an edit may have besides their streams', in picture and in sound."""
+_PIECE = 2**18
+"""Bytes of a mask that are looked at in one go; other threads run in between."""
 _SAMPLED_EVERY = 12
 """Frames of a clip for each that the text encoder is shown: two a second."""
 
 
-def size_of_denoise(request: Denoise, headers: Headers) -> RequestSize:
-    """Return the size of a resolved request to denoise."""
+def size_of_denoise(request: Denoise, headers: Headers, files: Mapping[str, Path]) -> RequestSize:
+    """Return the size of a resolved request to denoise; ``files`` are its parts."""
     tensors = headers["conditioning"]
     assert request.width is not None
     assert request.height is not None
@@ -38,9 +45,39 @@ def size_of_denoise(request: Denoise, headers: Headers) -> RequestSize:
         media=tuple(media),
         pad_seq_len=request.pad_seq_len,
         steps=request.steps,
-        # Without masks a source may be kept in part by a number for each stream.
-        mask_levels=MASK_LEVELS if "masks" in headers else 2 * ("latents" in headers),
+        mask_levels=_mask_levels(request, headers, files) if "latents" in headers else 0,
     )
+
+
+def _mask_levels(request: Denoise, headers: Headers, files: Mapping[str, Path]) -> int:
+    """Return how many times the rows of an edit have at most besides their streams'.
+
+    A row takes one of its cells' values, rounded up: of both masks it is the values below 1 that count.
+    """
+    numbers = {"video": request.video_mask, "audio": request.audio_mask}
+    found = sum(number is not None and number < 1 for number in numbers.values())
+    if MASKS not in headers:
+        return found
+    with files[MASKS].open("rb") as file:
+        tensors = read_header(file, files[MASKS].stat().st_size, field=MASKS)
+        data = file.tell()
+        for name in MASK_TENSORS.values():
+            if name in tensors:
+                file.seek(data + tensors[name].start)
+                found += _count_steps(file, tensors[name].end - tensors[name].start)
+    return found
+
+
+def _count_steps(file: BinaryIO, size: int) -> int:
+    """Return how many distinct values below 1 the next ``size`` bytes have, float32, rounded up to `_STEPS`."""
+    steps: set[int] = set()
+    for start in range(0, size, _PIECE):
+        values = set(memoryview(file.read(min(_PIECE, size - start))).cast("f"))
+        # What is no mask (not a number, below 0) the ranks refuse.
+        steps |= {step for value in values if 0 <= value < 1 and (step := math.ceil(value * _STEPS)) < _STEPS}
+        if len(steps) >= _STEPS - 1:
+            return _STEPS
+    return len(steps)
 
 
 def size_of_decode(request: Decode, headers: Headers, facts: ModelFacts) -> RequestSize:

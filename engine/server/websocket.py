@@ -201,7 +201,7 @@ class Connection:
 
     async def _accept(self, number: int, upload: Upload) -> None:
         headers = await asyncio.to_thread(upload.finish)
-        plan = await self._controller.check(upload.request, headers)
+        plan = await self._controller.check(upload.request, headers, upload.inputs)
         job = self._controller.submit(
             upload.submit.job_id,
             plan,

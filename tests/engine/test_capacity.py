@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import math
 import re
 import shlex
 import shutil
@@ -21,12 +22,15 @@ from engine.cli import build_parser
 from engine.cli_options import given_options
 from engine.client import EngineClient, Outcome
 from engine.config import build_config
-from engine.contract.checks import check_request
+from engine.contract.checks import Plan, check_request
 from engine.contract.errors import ConfigError, EngineError, RequestError
-from engine.contract.limits import Limits
-from engine.contract.requests import STAGES, Generate, parse_request
+from engine.contract.limits import Limits, ModelFacts
+from engine.contract.requests import STAGES, Denoise, Generate, parse_request
+from engine.contract.tensors import Headers
 from engine.planner_capacity import Capacity, find_capacity
 from engine.planner_request import RequestSize
+from engine.planner_sizing import size_of_denoise
+from engine.server.uploads import read_headers
 from tests.support.engine_process import EngineProcess
 
 TIGHT = ("--gpu-memory", "0.016")
@@ -46,7 +50,9 @@ def capacity_of(model: Path, *words: str) -> Capacity:
 
 def check(capacity: Capacity, request: dict[str, Any]) -> None:
     facts = capacity.plan.model.facts
-    capacity.check(check_request(parse_request(request), facts=facts, limits=Limits(), headers={}, stages=STAGES), {})
+    capacity.check(
+        check_request(parse_request(request), facts=facts, limits=Limits(), headers={}, stages=STAGES), {}, {}
+    )
 
 
 def refusal(model: Path, *words: str) -> ConfigError:
@@ -126,6 +132,53 @@ def test_masks_count_for_the_times_that_they_have(tiny_checkpoint: Path) -> None
     with pytest.raises(RequestError, match="denoise takes") as caught:
         capacity.check_generate(request, text_tokens=4, parts={}, found={"mask_levels": 512})
     assert "masks of zeros and ones" in str(caught.value.remedy)
+
+
+def denoise(folder: Path, masks: dict[str, torch.Tensor], **fields: Any) -> tuple[Plan, Headers, dict[str, Path]]:
+    """Return an edit of a source by ``masks``: the checked request, its parts' headers and files."""
+    source = {"video": torch.zeros(1, 24, 7, 4, 4), "audio": torch.zeros(1, 32, 2, 37)}
+    text = {"prompt_embeds": torch.zeros(1, 9, 32), "token_tags": torch.ones(9, dtype=torch.long)}
+    parts = {"conditioning": text, "latents": source, **({"masks": masks} if masks else {})}
+    files = {name: folder / name for name in parts}
+    for name, tensors in parts.items():
+        save_file(tensors, files[name])
+    request = parse_request(
+        {"task": "denoise", "width": 64, "height": 64, "frames": 22, "steps": 50, "seed": 0, **fields}
+    )
+    headers = read_headers(files, request)
+    facts = ModelFacts(text_dim=32)
+    return check_request(request, facts=facts, limits=Limits(), headers=headers, stages=STAGES), headers, files
+
+
+def test_an_edit_is_admitted_by_the_times_that_its_masks_really_have(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    capacity = capacity_of(tiny_checkpoint, "--offload", "--gpu-memory", "0.03")
+    simple = torch.zeros(1, 1, 7, 4, 4)
+    simple[..., 2:] = 1
+    capacity.check(*denoise(tmp_path, {"video_noise_mask": simple, "audio_noise_mask": torch.zeros(1, 1, 2, 37)}))
+    fractions = torch.linspace(0, 1, 112).reshape(1, 1, 7, 4, 4)
+    with pytest.raises(RequestError, match="denoise takes"):
+        capacity.check(*denoise(tmp_path, {"video_noise_mask": fractions}))
+
+
+@pytest.mark.parametrize(
+    ("values", "fields", "levels"),
+    [
+        ([0.0, 1.0], {}, 1),
+        ([0.0, 0.25, 0.2501, 0.5, 0.9999], {}, 4),
+        ([1.0], {"audio_mask": 1.0}, 0),
+        ([1.0], {"audio_mask": 0.5}, 1),
+        ([math.nan, math.inf, -1.0, 0.0], {}, 1),
+        ([], {"video_mask": 0.5, "audio_mask": 0.0}, 2),
+        ([], {}, 0),
+    ],
+)
+def test_the_values_of_masks_below_1_are_counted_in_256ths(
+    tmp_path: Path, values: list[float], fields: dict[str, Any], levels: int
+) -> None:
+    cells = torch.tensor([values[i % len(values)] for i in range(112)]).reshape(1, 1, 7, 4, 4) if values else None
+    plan, headers, files = denoise(tmp_path, {} if cells is None else {"video_noise_mask": cells}, **fields)
+    assert isinstance(plan.request, Denoise)
+    assert size_of_denoise(plan.request, headers, files).mask_levels == levels
 
 
 @pytest.mark.parametrize(
