@@ -8,6 +8,7 @@ Raises `ConfigError` and `RequestError` ``does_not_fit``.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from .checkpoint import Checkpoint
 from .config import EngineConfig
 from .contract import checks, geometry
 from .contract.errors import ConfigError, RequestError
+from .contract.limits import PAD_MULTIPLE
 from .contract.requests import Decode, Denoise, Generate, stages_of
 from .contract.tensors import Headers
 from .contract.words import bytes_in_words
@@ -25,7 +27,7 @@ from .placement import Needs
 from .planner import Hardware, Plan, describe, make_plan, needs_of
 from .planner_model import checked_model
 from .planner_report import fits_in_words
-from .planner_request import MediumSize, RequestSize
+from .planner_request import PADDING, MediumSize, RequestSize
 from .planner_search import longest, options_of, shortened, way_out
 from .planner_sizing import MASK_LEVELS, size_of_decode, size_of_denoise, size_of_generate
 from .planner_weights import ServedModel, Setup
@@ -110,18 +112,30 @@ class Capacity:
         made = self._plan(size, stages)
         if made.fits:
             return
+        padded = size.pad_seq_len is not None and self._plan(dataclasses.replace(size, pad_seq_len=None), stages).fits
         raise RequestError(
             "does_not_fit",
             f"This request does not fit: {' '.join(made.problems)}",
-            field="request.frames",
-            value=size.frames,
-            remedy=self._remedy(made),
+            field="request.pad_seq_len" if padded else "request.frames",
+            value=size.pad_seq_len if padded else size.frames,
+            remedy=self._less_padding(made) if padded else self._remedy(made),
             details={"needed_bytes": made.tightest.tightest.total, "stage": made.tightest.tightest.stage},
         )
 
     def _plan(self, size: RequestSize, stages: tuple[str, ...] | None) -> Plan:
         plan = self.plan
         return make_plan(plan.model, plan.setup, size, plan.hardware, started_for=plan.request, asked=stages)
+
+    def _less_padding(self, made: Plan) -> str:
+        """Say which lengths the request would fit with, that fits without padding."""
+        size = made.request
+        used = sum(rows for kind, rows in size.runs(self.plan.model.facts) if kind != PADDING)
+        lengths = range(-(-used // PAD_MULTIPLE) * PAD_MULTIPLE, size.pad_seq_len or 0, PAD_MULTIPLE)
+        fitting = bisect.bisect_left(
+            lengths, True, key=lambda rows: not self._plan(dataclasses.replace(size, pad_seq_len=rows), made.asked).fits
+        )
+        shorter = f", or use {lengths[fitting - 1]} at most" if fitting else ""
+        return f"Leave pad_seq_len out: the {used} rows of this request fit{shorter}."
 
     def _remedy(self, made: Plan) -> str:
         """Say what would fit: shorter, smaller, with fewer references, or on more ranks."""

@@ -134,6 +134,24 @@ def test_masks_count_for_the_times_that_they_have(tiny_checkpoint: Path) -> None
     assert "masks of zeros and ones" in str(caught.value.remedy)
 
 
+def test_padding_that_does_not_fit_is_named_with_what_would(tiny_checkpoint: Path) -> None:
+    capacity = capacity_of(tiny_checkpoint, "--offload", "--gpu-memory", "0.02")
+    with pytest.raises(RequestError) as caught:
+        check(capacity, {**FITS, "pad_seq_len": 64_000})
+    assert (caught.value.field, caught.value.value) == ("request.pad_seq_len", 64_000)
+    told = re.fullmatch(
+        r"Leave pad_seq_len out: the \d+ rows of this request fit, or use (\d+) at most.", caught.value.remedy
+    )
+    assert told, caught.value
+    check(capacity, FITS)
+    check(capacity, {**FITS, "pad_seq_len": int(told[1])})
+    with pytest.raises(RequestError, match="does not fit"):
+        check(capacity, {**FITS, "pad_seq_len": int(told[1]) + 64})
+    with pytest.raises(RequestError) as caught:
+        check(capacity, {**TOO_LONG, "pad_seq_len": 64_000})
+    assert caught.value.field == "request.frames"
+
+
 def denoise(folder: Path, masks: dict[str, torch.Tensor], **fields: Any) -> tuple[Plan, Headers, dict[str, Path]]:
     """Return an edit of a source by ``masks``: the checked request, its parts' headers and files."""
     source = {"video": torch.zeros(1, 24, 7, 4, 4), "audio": torch.zeros(1, 32, 2, 37)}
