@@ -26,6 +26,8 @@ MOST_RANKS = 16
 """Ranks for which layouts are looked for; their number grows, and each is planned rank by rank."""
 _SHORTEST = 1.0
 """Seconds; lengths are looked for in steps of the lattice, down to this."""
+_ALIKE = 0.05
+"""By what part the predicted seconds of two configurations may differ and count as alike."""
 _WITHOUT_REFERENCES = "requests with references are refused"
 _FEWER_BITS = "blocks are kept in 8 bits a weight, and pictures differ a little"
 
@@ -98,14 +100,24 @@ def settings_of(choice: Choice) -> dict[str, Any]:
 def search(model: ServedModel, base: Setup, request: RequestSize, hardware: Hardware, *, gpus: int) -> list[Choice]:
     """Plan ``request`` on ``gpus`` ranks in every way; those that fit come first, the fastest of them foremost.
 
+    Of those that are as fast as the fastest within `_ALIKE`, the ones with Ulysses alone come first, which send least:
+    how much of a ring's sending the computing hides nobody has measured, and dividing layers pays where weights do not
+    fit.
+
     Args:
         base: what is not looked for: compute type, stages, storage, the VAE's options.
     """
     choices = [Choice(make_plan(model, setup, request, hardware)) for setup in _setups(model, base, gpus)]
-    return sorted(
-        choices,
-        key=lambda choice: (not choice.plan.fits, choice.plan.device_lack + choice.plan.host_lack, choice.seconds),
-    )
+    fastest = min((choice.seconds for choice in choices if choice.plan.fits), default=0.0)
+
+    def rank(choice: Choice) -> tuple[float, ...]:
+        plan, seconds = choice.plan, choice.seconds
+        alike = plan.fits and seconds <= fastest * (1 + _ALIKE)
+        parallel = plan.setup.parallel
+        other = alike and parallel.ulysses_degree < parallel.world_size
+        return not plan.fits, plan.device_lack + plan.host_lack, not alike, other, seconds
+
+    return sorted(choices, key=rank)
 
 
 def _setups(model: ServedModel, base: Setup, gpus: int) -> Iterator[Setup]:

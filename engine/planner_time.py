@@ -1,9 +1,11 @@
 """Seconds of a run, predicted from operations, bytes and stated speeds.
 
-Assumed: matrix products and attention go at `Speeds.tflops` and nothing else takes time; weights stream, a ring turns
-and shared-out blocks are gathered beside the computing; Ulysses' exchanges, sums over ranks and the gathering of
-outputs are waited for, at the full speed of a link; all ranks wait for the slowest. Good for comparing layouts, not for
-a clock. Torch-free; raises nothing.
+Assumed: matrix products and attention go at `Speeds.tflops`; weights stream beside them, by copy engines that take
+nothing from them; Ulysses' exchanges, sums over ranks and the gathering of outputs are waited for, at the full speed of
+a link. What may travel beside the computing (a ring's blocks beside attention, blocks of weights beside all of it) is
+hidden by half, since what sends them between devices takes a share of the same processors, and how much nobody has
+measured. What Ulysses packs and a ring merges passes through the device's memory at `_MEMORY_GBS`; nothing else takes
+time. All ranks wait for the slowest. Good for comparing layouts, not for a clock. Torch-free; raises nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from .planner_activations import makes_tables
 from .planner_activations_transformer import RankRows, transformer_sizes
 from .planner_activations_vae import TileCount, count_chunks, vae_weights
 from .planner_flops import (
+    attention_products,
     decode_sound_flops,
     decode_tile_flops,
     encode_tile_flops,
@@ -24,11 +27,24 @@ from .planner_flops import (
     transformer_flops,
 )
 from .planner_request import RequestSize
+from .planner_sizes import TransformerSizes
 from .planner_weights import ServedModel, Setup, gathered_bytes, held_bytes, rank_tensors
 
 _TERA, _GIGA = 1e12, 1e9
 _EXACT_SHARE = 10
 """By how much slower products in fp32 are taken to be than those in the compute type."""
+_HIDDEN = 0.5
+"""How much of what may travel between devices beside the computing does."""
+_MEMORY_GBS = 2000.0
+"""1e9 bytes a second that a device's memory reads or writes."""
+_PACKED = 20
+"""Bytes that pass through memory for each value of two bytes that Ulysses exchanges: queries, keys and values are put
+together (12), then the result (4), and taken apart (4)."""
+_MERGED = 34
+"""The same for each value of a block's result that a ring merges (`parallel.lse`): four passes over fp32."""
+_BEGUN = 20
+"""The same for each value of queries, keys and values before and after: they are put together (8), the first result
+becomes fp32 (6), and the last leaves it (6)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,19 +67,17 @@ class StepSeconds:
 
     Attributes:
         compute: computing. stream: weights from host memory, beside it.
-        beside: keys and values on a ring and gathered blocks of weights, beside it too.
-        links: exchanges between ranks that computing waits for.
+        links: what other ranks make it wait for: exchanges that nothing hides, packing and merging.
     """
 
     compute: float
     stream: float
     links: float
-    beside: float = 0.0
 
     @property
     def total(self) -> float:
         """Seconds of the step."""
-        return max(self.compute, self.stream, self.beside) + self.links
+        return max(self.compute, self.stream) + self.links
 
 
 def step_seconds(
@@ -81,16 +95,40 @@ def step_seconds(
         rows = RankRows.of(model, setup, rank, request)
         placed = placement.components.get(name)
         streamed = 0 if placed is None else streamed_bytes(placed) + (0 if tables else _all(placed.modulation))
-        waited, beside = link_bytes(model, setup, rows)
+        compute = transformer_flops(model, setup, rows, tables=tables) / _rate(setup, speeds)
         steps.append(
             StepSeconds(
-                compute=transformer_flops(model, setup, rows, tables=tables) / _rate(setup, speeds),
+                compute=compute,
                 stream=streamed / speeds.host_gbs / _GIGA,
-                links=waited / speeds.link_gbs / _GIGA,
-                beside=beside / speeds.link_gbs / _GIGA,
+                links=_waited(model, setup, rows, speeds, compute=compute),
             )
         )
     return max(steps, key=lambda step: step.total, default=StepSeconds(compute=0.0, stream=0.0, links=0.0))
+
+
+def _waited(model: ServedModel, setup: Setup, rows: RankRows, speeds: Speeds, *, compute: float) -> float:
+    """Return the seconds of a step in which a rank waits for others, packs or merges; ``compute``: it computes."""
+    sizes, blocks = transformer_sizes(model), rows.ring_blocks
+    sent = link_bytes(model, setup, rows)
+    link = speeds.link_gbs * _GIGA
+    # A block travels while the one at hand is attended to: behind the last one nothing does.
+    attention = 4 * sizes.layers * attention_products(sizes, rows) / _rate(setup, speeds)
+    attention *= 1 - min(blocks) / sum(blocks)
+    around, gathered = sent.around / link, sent.gathered / link
+    hidden = _HIDDEN * (min(around, attention) + min(gathered, compute))
+    return sent.waited / link + around + gathered - hidden + _passed(setup, rows, sizes) / _MEMORY_GBS / _GIGA
+
+
+def _passed(setup: Setup, rows: RankRows, sizes: TransformerSizes) -> int:
+    """Return the bytes that pass through a rank's memory in a step for the sake of other ranks' rows."""
+    if not rows.shared:
+        return 0
+    item = 4 if setup.dtype == "fp32" else 2
+    heads, mine = sum(rows.heads), rows.heads[rows.ulysses_index]
+    packed = _PACKED * item // 2 * rows.valid * heads if len(rows.ulysses_rows) > 1 else 0
+    merges = len(rows.ring_blocks) - 1
+    merged = (_MERGED * merges + _BEGUN) * sum(rows.ulysses_rows) * mine if merges else 0
+    return sizes.layers * (packed + merged) * sizes.head_dim
 
 
 def run_seconds(
@@ -127,12 +165,22 @@ def streamed_bytes(placed: ComponentPlacement) -> int:
     return sum(unit.bytes for stream in placed.streams for unit in stream.streamed)
 
 
-def link_bytes(model: ServedModel, setup: Setup, rows: RankRows) -> tuple[int, int]:
-    """Return the bytes that a rank sends, or receives if those are more, in one forward: waited for, and beside.
+@dataclass(frozen=True)
+class LinkBytes:
+    """The bytes that a rank sends, or receives if those are more, in one forward.
 
-    The closed forms of `parallel.accounting`: per block Ulysses' two exchanges, and after attention and feed-forward a
-    sum over the ranks that share layers; the output heads' rows. Beside: the ring, and gathered blocks of weights.
+    Attributes:
+        waited: Ulysses' two exchanges of a block, after attention and feed-forward a sum over the ranks that share
+            layers, and the output heads' rows. around: a ring's keys and values. gathered: blocks of weights.
     """
+
+    waited: int
+    around: int
+    gathered: int
+
+
+def link_bytes(model: ServedModel, setup: Setup, rows: RankRows) -> LinkBytes:
+    """Return what a rank sends in one forward: the closed forms of `parallel.accounting`."""
     sizes = transformer_sizes(model)
     item = 4 if setup.dtype == "fp32" else 2
     row_head = sizes.head_dim * item
@@ -148,7 +196,7 @@ def link_bytes(model: ServedModel, setup: Setup, rows: RankRows) -> tuple[int, i
     name = next(name for name in model.configs if name.startswith("transformer"))
     shared = setup.shard_ranks(name)
     gathered = gathered_bytes(model, setup, name) // 2 * sizes.layers * (shared - 1) // shared
-    return waited, around + gathered
+    return LinkBytes(waited, around, gathered)
 
 
 def _exchanged(rows: RankRows, row_head: int) -> int:

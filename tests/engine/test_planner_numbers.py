@@ -22,10 +22,10 @@ from engine.contract.requests import STAGES
 from engine.models.loading import load_models
 from engine.packing import Block, build_layout, latent_grid
 from engine.parallel import accounting
-from engine.placement import ITEM_BYTES, Held, compute_dtype, plan_placement
+from engine.placement import ITEM_BYTES, NO_NEEDS, Held, compute_dtype, plan_placement
 from engine.planner_activations import rank_needs, rank_stages
 from engine.planner_activations_transformer import RankRows, transformer_sizes
-from engine.planner_flops import transformer_flops
+from engine.planner_flops import attention_products, transformer_flops
 from engine.planner_request import MediumSize, count_rows, vision_grid
 from engine.planner_shapes import component_shapes, is_computed
 from engine.planner_sizes import RELEASED, Config
@@ -254,13 +254,14 @@ def test_bytes_between_ranks_are_those_of_the_books() -> None:
     block += max(accounting.ulysses_out_bytes(rows.ulysses_rows, rows.heads, **heads))
     block += accounting.tensor_sum_bytes(rows.mine, width=sizes.hidden, element=2, ranks=2)
     refiner = accounting.tensor_sum_bytes(rows.whole_text, width=sizes.hidden, element=2, ranks=2)
-    waited, beside = link_bytes(model, setup, rows)
-    assert waited == pytest.approx(sizes.layers * block + sizes.refiner_layers * refiner, rel=0.01)
-    assert beside == 0
+    sent = link_bytes(model, setup, rows)
+    assert sent.waited == pytest.approx(sizes.layers * block + sizes.refiner_layers * refiner, rel=0.01)
+    assert (sent.around, sent.gathered) == (0, 0)
     ring = Setup(parallel=ParallelOptions(ulysses_degree=1, ring_degree=2))
     rows = RankRows.of(model, ring, 1, size)
-    _, beside = link_bytes(model, ring, rows)
-    assert beside == sizes.layers * max(accounting.ring_bytes(rows.ring_blocks, 56, 1, row_head=128 * 2))
+    assert link_bytes(model, ring, rows).around == sizes.layers * max(
+        accounting.ring_bytes(rows.ring_blocks, 56, 1, row_head=128 * 2)
+    )
 
 
 def test_the_operations_of_a_forward_are_those_that_torch_counts(
@@ -276,6 +277,25 @@ def test_the_operations_of_a_forward_are_those_that_torch_counts(
     with FlopCounterMode(display=False, custom_mapping=flash) as counter, torch.no_grad():
         transformer(**inputs, return_dict=False)
     assert transformer_flops(model, setup, rows, tables=False) == counter.get_total_flops()
+
+
+def test_a_ring_is_hidden_by_half_behind_the_attention_at_hand_and_not_beyond_it() -> None:
+    setup, size = Setup(parallel=ParallelOptions(ulysses_degree=1, ring_degree=2)), request(frames=124)
+    rows = RankRows.of(RELEASED_MODEL, setup, 0, size)
+    attention = 4 * 50 * attention_products(transformer_sizes(RELEASED_MODEL), rows) // 2
+    around = link_bytes(RELEASED_MODEL, setup, rows).around
+    placed = {0: plan_placement({}, setup.offload, budget=None, needs=NO_NEEDS)}
+    # So slow a link that it takes 10 times as long as attending to a block, and one that takes a tenth.
+    slow, fast = (Speeds(link_gbs=around / (times * attention / 400e12) / 1e9) for times in (10, 0.1))
+    links = [step_seconds(RELEASED_MODEL, setup, size, speeds, placed).links for speeds in (slow, fast)]
+    merging = links[1] - (0.1 - 0.05) * attention / 400e12 - links_of_heads(rows, fast)
+    assert links[0] == pytest.approx((10 - 0.5) * attention / 400e12 + merging + links_of_heads(rows, slow))
+    assert 0 < merging < 0.5
+
+
+def links_of_heads(rows: RankRows, speeds: Speeds) -> float:
+    """Return the seconds in which the rows of the output heads travel."""
+    return (rows.whole_video * 96 + rows.whole_audio * 32) * 4 / speeds.link_gbs / 1e9
 
 
 def test_a_step_is_as_slow_as_its_computing_or_its_streaming() -> None:
