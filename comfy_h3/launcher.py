@@ -78,7 +78,7 @@ class MemorySpec:
     Attributes:
         offload: families separated by commas; empty: none.
         resident_blocks: a whole number or ``auto``.
-        gpu_memory, host_memory: GB of 1e9 bytes; None: all that the GPU has, and the host's is not checked.
+        gpu_memory, host_memory: GB of 1e9 bytes; None: what is free on the GPU, and what the host has.
         block_storage: ``full``, ``fp8`` or ``int8``. modulation_tables_mb: MB of 1e6 bytes.
         vae_resident: on or off.
     """

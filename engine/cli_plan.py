@@ -215,8 +215,9 @@ def _hardware(values: Mapping[str, Any], arguments: argparse.Namespace) -> tuple
     devices = Devices("cpu", 1)
     if values["gpu_memory"] is None or values["nproc_per_node"] is None:
         devices = find_devices("auto")
-    memory = values["gpu_memory"]
-    budget = devices.memory if memory is None else round(memory * 1e9)
+    memory, ranks = values["gpu_memory"], values["nproc_per_node"] or devices.count
+    # All of it: what is there now may be the engine that the planned one replaces.
+    budget = devices.smallest if memory is None else round(memory * 1e9)
     if budget is None:
         raise ConfigError(
             "config_bad_value",
@@ -230,7 +231,6 @@ def _hardware(values: Mapping[str, Any], arguments: argparse.Namespace) -> tuple
     speeds = Speeds(tflops=arguments.tflops, host_gbs=arguments.host_gbs, link_gbs=arguments.link_gbs)
     host = values["host_memory"]
     hardware = Hardware(device_bytes=budget, host_bytes=None if host is None else round(host * 1e9), speeds=speeds)
-    ranks = values["nproc_per_node"] or devices.count
     return hardware, Devices("planned", ranks)
 
 

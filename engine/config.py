@@ -18,7 +18,7 @@ import yaml
 
 from . import env
 from .checkpoint import peek_facts
-from .config_devices import find_devices, physical_memory
+from .config_devices import find_devices, memory_to_use, physical_memory
 from .config_layout import resolve_layout
 from .config_offload import resolve_offload
 from .config_presets import preset_file
@@ -135,7 +135,7 @@ OPTIONS = (
         "gpu_memory",
         float,
         None,
-        "memory of a rank's device that may be used, GB of 1e9 bytes (default: what it has)",
+        "memory of a rank's device that may be used, GB of 1e9 bytes (default: what is free at the start; of plan all)",
         low=0.001,
         high=10**6,
     ),
@@ -372,7 +372,7 @@ def build_config(
         # On CPUs the weights are pages of the checkpoint's files, which the system may drop.
         offload=resolve_offload(
             values,
-            device_memory=devices.memory,
+            device_memory=memory_to_use(devices, ranks=layout.world_size, given=values["gpu_memory"]),
             host_memory=None if devices.kind == "cpu" else physical_memory(),
         ),
         accelerator=devices.kind != "cpu",

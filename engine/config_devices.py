@@ -1,19 +1,24 @@
-"""How many accelerators this machine has, found without importing torch here.
+"""Which accelerators this machine has and what is free on them, found without importing torch here.
 
-Device files are looked at first; only when some are there is torch asked, in a short child process. Raises
-`ConfigError` when an accelerator was asked for that torch does not see.
+Device files are looked at first; only when some are there is torch asked, in a short child process. What that process
+itself takes of a device counts as taken. Raises `ConfigError` when an accelerator was asked for that torch does not
+see.
 """
 
 from __future__ import annotations
 
 import glob
 import json
+import logging
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
 
 from .contract.errors import ConfigError
+from .contract.words import bytes_in_words
+
+logger = logging.getLogger(__name__)
 
 _DEVICE_FILES = ("/dev/nvidia[0-9]*", "/dev/dri/renderD*", "/dev/davinci[0-9]*", "/dev/kfd")
 _PROGRAM = """
@@ -21,12 +26,14 @@ import json, torch
 accelerator = torch.accelerator.current_accelerator(check_available=True)
 count = torch.accelerator.device_count() if accelerator else 0
 try:
-    memory = min((torch.accelerator.get_memory_info(index)[1] for index in range(count)), default=None)
+    memory = [torch.accelerator.get_memory_info(index) for index in range(count)]
 except (RuntimeError, NotImplementedError):  # a backend that does not tell
-    memory = None
+    memory = []
 print(json.dumps([accelerator.type if accelerator else "cpu", count, memory]))
 """
 _TIMEOUT = 180.0
+_OTHERS = 0.1
+"""What part of a device others may hold without a word: its driver, a desktop."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +41,45 @@ class Devices:
     """``count`` devices of ``kind`` (``cpu``, ``cuda``, …); a CPU counts as one.
 
     Attributes:
-        memory: bytes of the smallest; None for CPUs, or where nobody tells.
+        memory: bytes of each that are free, and all of them; empty for CPUs, or where nobody tells.
     """
 
     kind: str
     count: int
-    memory: int | None = None
+    memory: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def smallest(self) -> int | None:
+        """All bytes of the smallest; None where nobody tells."""
+        return min((total for _, total in self.memory), default=None)
 
 
 def physical_memory() -> int:
     """Return the bytes of this machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def memory_to_use(devices: Devices, *, ranks: int, given: float | None) -> int | None:
+    """Return the bytes of a device that each of ``ranks`` may use: as ``given`` (GB of 1e9 bytes), else what is free.
+
+    Free on the fullest device; None where nobody tells. Logs what others hold of it.
+    """
+    wanted = None if given is None else round(given * 1e9)
+    used = devices.memory[:ranks]
+    if not used:
+        return wanted
+    free, total = min(used)
+    if (free < (1 - _OTHERS) * total) if wanted is None else free < wanted:
+        logger.warning(
+            "%s of %s are free on device %d: %s",
+            bytes_in_words(free),
+            bytes_in_words(total),
+            used.index((free, total)),
+            "other programs hold the rest, and the engine does without it"
+            if wanted is None
+            else f"less than --gpu-memory {given:g}; unless other programs end, jobs may run out of memory",
+        )
+    return free if wanted is None else wanted
 
 
 def find_devices(wanted: str) -> Devices:
@@ -78,4 +113,5 @@ def _ask_torch() -> Devices:
             field="device",
             remedy="Check that this Python can import torch, or use --device cpu.",
         ) from error
+    memory = tuple((int(free), int(total)) for free, total in memory)
     return Devices(str(kind), int(count), memory) if kind != "cpu" else Devices("cpu", 1)

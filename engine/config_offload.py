@@ -26,7 +26,7 @@ def resolve_offload(
     """Return the options of offload among ``values``; copies are each rank's own where memory cannot be shared.
 
     Args:
-        device_memory: bytes of a rank's device, which may all be used unless less is given; None: not known.
+        device_memory: bytes of a rank's device that may be used, unless it is given; None: not known.
         host_memory: the same of the host; None: it is not checked.
 
     Raises:

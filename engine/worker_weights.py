@@ -87,7 +87,7 @@ def take_over(
 
     def own() -> bool:
         needs = Needs.from_dict(options.needs[rank]) if options.needs else NO_NEEDS
-        placement = place_models(models, options, mesh.device, needs=needs)
+        placement = place_models(models, options, needs=needs)
         _tell(placement, mesh)
         owners.append(ModelOwner(models, placement, mesh.device, copies, rank=rank))
         return True

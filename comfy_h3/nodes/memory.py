@@ -58,8 +58,8 @@ class H3EngineMemory(io.ComfyNode):  # type: ignore[misc]
                     min=0.0,
                     max=_MOST_GB,
                     step=0.1,
-                    tooltip="Memory of each GPU that the engine may use, GB of 1e9 bytes; 0: all that it has. Leave "
-                    "some for the desktop and for ComfyUI's own models.",
+                    tooltip="Memory of each GPU that the engine may use, GB of 1e9 bytes; 0: what is free when it "
+                    "starts. Leave some for the desktop and for ComfyUI's own models.",
                 ),
                 io.Float.Input(
                     "host_memory",
@@ -68,7 +68,7 @@ class H3EngineMemory(io.ComfyNode):  # type: ignore[misc]
                     max=_MOST_GB,
                     step=0.1,
                     optional=True,
-                    tooltip="The machine's memory that the engine may use, GB of 1e9 bytes; 0: it is not checked.",
+                    tooltip="The machine's memory that the engine may use, GB of 1e9 bytes; 0: all that it has.",
                     **known_keywords(io.Float.Input, advanced=True),
                 ),
                 io.Combo.Input(

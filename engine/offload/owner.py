@@ -47,16 +47,13 @@ def weights_of(models: Models, options: RankOptions) -> dict[str, ComponentWeigh
     }
 
 
-def device_budget(options: RankOptions, device: torch.device) -> int | None:
-    """Return the bytes that this rank may use of its device; None on a CPU of which nothing was said."""
-    if options.gpu_memory is not None:
-        return round(options.gpu_memory * 1e9)
-    return None if device.type == "cpu" else torch.accelerator.get_memory_info(device)[1]
+def place_models(models: Models, options: RankOptions, *, needs: Needs) -> Placement:
+    """Decide where the weights of ``models`` lie; ``needs`` is what the device must hold besides.
 
-
-def place_models(models: Models, options: RankOptions, device: torch.device, *, needs: Needs) -> Placement:
-    """Decide where the weights of ``models`` lie; ``needs`` is what ``device`` must hold besides."""
-    return plan_placement(weights_of(models, options), options, budget=device_budget(options, device), needs=needs)
+    What may be used of it was found when the options were resolved (`config_devices`), the same for every rank.
+    """
+    budget = None if options.gpu_memory is None else round(options.gpu_memory * 1e9)
+    return plan_placement(weights_of(models, options), options, budget=budget, needs=needs)
 
 
 class ModelOwner:

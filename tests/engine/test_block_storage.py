@@ -200,7 +200,7 @@ def test_blocks_that_stream_give_the_same_bits_compiled_or_not(tiny_checkpoint: 
     both = [load(tiny_checkpoint, component, storage=kind)[0] for component in COMPONENTS]
     models = dataclasses.replace(both[1], text_encoder=both[0].text_encoder)
     wanted = [*latents(models), _encode(models)]
-    placement = place_models(models, OFFLOAD, CPU, needs=Needs({}))
+    placement = place_models(models, OFFLOAD, needs=Needs({}))
     owner = ModelOwner(models, placement, CPU, OwnMemory(CPU), rank=0)
     with owner.using("text_encoder", stage="encode_prompt"):
         owner.check()

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from engine import config_devices
 from engine.cli_serve import add_arguments
 from engine.config import OPTIONS, EngineConfig, build_config, merge_options
-from engine.config_devices import Devices
+from engine.config_devices import Devices, memory_to_use
 from engine.config_presets import preset_names
 from engine.contract.errors import ConfigError
 from engine.rank_options import OffloadOptions
@@ -110,13 +111,55 @@ def test_every_preset_is_a_configuration() -> None:
 
 
 def test_on_accelerators_the_budgets_are_what_there_is_unless_less_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.config.find_devices", lambda wanted: Devices("cuda", 2, 80_000_000_000))
+    free = ((80_000_000_000, 81_000_000_000),) * 2
+    monkeypatch.setattr("engine.config.find_devices", lambda wanted: Devices("cuda", 2, free))
     monkeypatch.setattr("engine.config.physical_memory", lambda: 256_000_000_000)
     assert build_config({"model": "/m"}).offload == OffloadOptions(gpu_memory=80.0, host_memory=256.0)
     given = build_config({"model": "/m", "gpu_memory": 20, "host_memory": 100}).offload
     assert (given.gpu_memory, given.host_memory) == (20.0, 100.0)
     monkeypatch.undo()
     assert build("--nproc-per-node", "2").offload == OffloadOptions()
+
+
+GB = 10**9
+
+
+@pytest.mark.parametrize(
+    ("memory", "options", "budget", "told"),
+    [
+        ([(24, 24), (23, 24)], (2, None), 23, ""),
+        ([(24, 24), (20, 24)], (2, None), 20, "20.0 GB of 24.0 GB are free on device 1: other programs hold the rest"),
+        ([(24, 24), (20, 24)], (1, None), 24, ""),
+        ([(20, 24)], (1, 18.0), 18, ""),
+        ([(23, 24)], (1, 24.0), 24, "23.0 GB of 24.0 GB are free on device 0: less than --gpu-memory 24"),
+        ([], (1, None), None, ""),
+        ([], (1, 8.0), 8, ""),
+    ],
+)
+def test_what_is_free_on_the_fullest_device_in_use_is_the_budget_and_what_others_hold_is_told(
+    memory: list[tuple[int, int]],
+    options: tuple[int, float | None],
+    budget: int | None,
+    told: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    devices = Devices("cuda", 2, tuple((free * GB, total * GB) for free, total in memory))
+    found = memory_to_use(devices, ranks=options[0], given=options[1])
+    assert found == (None if budget is None else budget * GB)
+    assert (told in caplog.text) if told else not caplog.text
+
+
+def test_torch_is_asked_what_is_free_on_each_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text(
+        "class accelerator:\n"
+        "    current_accelerator = lambda check_available: type('device', (), {'type': 'cuda'})\n"
+        "    device_count = lambda: 2\n"
+        "    get_memory_info = lambda index: (20 + index, 24)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = config_devices._ask_torch()
+    assert found == Devices("cuda", 2, ((20, 24), (21, 24)))
+    assert found.smallest == 24
 
 
 def test_an_unknown_preset_is_refused_with_those_there_are() -> None:

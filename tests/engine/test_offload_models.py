@@ -32,7 +32,7 @@ KEEP = frozenset({"text_encoder", "transformer"})
 
 def own(models: Models, copies: Copies, *, resident: int = 0) -> ModelOwner:
     told = options(offload=("dit", "text_encoder"), resident_blocks=resident)
-    placement = place_models(models, told, stages.CPU, needs=Needs({}))
+    placement = place_models(models, told, needs=Needs({}))
     return ModelOwner(models, placement, stages.CPU, OwnMemory(stages.CPU), rank=0, copies=copies)
 
 

@@ -98,7 +98,7 @@ def _stream(mesh: Mesh, folder: Path, options: RankOptions) -> tuple[list[torch.
     """Return the latents of a forward that streams its blocks, and what was read and is held for it."""
     copies = share_host_copies(options, ("transformer",), rank=mesh.layout.rank, device=CPU)
     models, read = _load(mesh, folder, options, elsewhere=functools.partial(read_elsewhere, copies, options))
-    placement = place_models(models, options, CPU, needs=Needs({}))
+    placement = place_models(models, options, needs=Needs({}))
     owner = take_in_turns(copies, mesh, lambda: ModelOwner(models, placement, CPU, copies, rank=mesh.layout.rank))
     with owner.using("transformer", stage="denoise"), owner.projections(models.transformer):
         owner.check()

@@ -54,7 +54,7 @@ def _run(device: FakeDevice, folder: str, *, steps: int, options: dict[str, Any]
     # The weights of the run before are in cycles, with their hooks.
     gc.collect()
     models = stages.load(Path(folder), keep=frozenset({"transformer"}))
-    placed = place_models(models, _rank_options(folder, options), device.torch, needs=Needs({}))
+    placed = place_models(models, _rank_options(folder, options), needs=Needs({}))
     owner = ModelOwner(models, placed, device.torch, OwnMemory(device.torch), rank=0)
     modulation = Modulation(options["modulation_tables_mb"], projections=owner.projections)
     begun = []

@@ -62,7 +62,7 @@ class Bench:
         """Return the owner of the models, which are on the host before."""
         self.rest()
         told = options(**chosen)
-        placement = place_models(self.models, told, self.device.torch, needs=Needs({}))
+        placement = place_models(self.models, told, needs=Needs({}))
         return ModelOwner(self.models, placement, self.device.torch, OwnMemory(self.device.torch), rank=0)
 
     def run(self, owner: ModelOwner, tables_mb: int = 4000) -> list[torch.Tensor]:
@@ -219,7 +219,7 @@ def _auto(bench: Bench) -> list[list[int]]:
     chosen: dict[str, Any] = {"offload": ("text_encoder",)}
 
     def place(**more: Any) -> Any:
-        return place_models(bench.models, options(**chosen, **more), bench.device.torch, needs=Needs({}))
+        return place_models(bench.models, options(**chosen, **more), needs=Needs({}))
 
     found = []
     for budget in (place(resident_blocks=count).on_device("text_encoder") for count in (0, 7, 50)):
@@ -243,7 +243,7 @@ def divided(device: FakeDevice, folder: str) -> Report:
             divisions=divisions,
             from_host=frozenset({"transformer"}),
         )
-        placement = place_models(models, options(offload=("dit",)), device.torch, needs=Needs({}))
+        placement = place_models(models, options(offload=("dit",)), needs=Needs({}))
         seen: list[Any] = told.setdefault(name, [])
         blocks = models.transformer.transformer_blocks
 
