@@ -53,6 +53,7 @@ class NodeDisplay:
     def __init__(self) -> None:
         context = get_executing_context()
         self._node_id: str | None = None if context is None else context.node_id
+        self._prompt_id: str | None = None if context is None else context.prompt_id
         self._progress = 0.0
         self._text = ""
 
@@ -71,14 +72,16 @@ class NodeDisplay:
             )
 
     def canvas(self, size: dict[str, int], *, workflow: str | None) -> None:
-        """Tell the page's editor the size of the node's latent: width, height, frames.
+        """Tell the editor in the page that queued the run the size of the node's latent: width, height, frames.
 
         Args:
-            workflow: the one that runs, see `workflow_id`; another tab may have a node of the same id.
+            workflow: the one that runs, see `workflow_id`. Another tab may have a node of the same id, and if both were
+                opened from one template the same workflow: the page knows its runs by the prompt's id.
         """
-        if self._node_id is not None:
-            told = {"node": self._node_id, "canvas": size, "workflow": workflow}
-            PromptServer.instance.send_sync("h3_engine.canvas", told)
+        server = PromptServer.instance
+        if self._node_id is not None and server.client_id is not None:
+            told = {"node": self._node_id, "canvas": size, "workflow": workflow, "prompt": self._prompt_id}
+            server.send_sync("h3_engine.canvas", told, server.client_id)
 
     async def preview(self, picture: torch.Tensor) -> None:
         """Show ``picture`` [H, W, 3], uint8 or float32 in 0..1, on the node while it works."""

@@ -61,6 +61,7 @@ interface Extension {
 interface Api extends EventTarget {
   apiURL(route: string): string;
   fetchApi(route: string, options?: RequestInit): Promise<Response>;
+  queuePrompt?(...given: unknown[]): Promise<{ prompt_id?: string }>;
 }
 
 export interface App {

@@ -4,6 +4,7 @@
 import { make } from "./dom.js";
 import { MaskEditor } from "./editor.js";
 import { FactsStore } from "./frames.js";
+import { runsOf } from "./runs.js";
 import { downstream, originOfLatent, resultInGraph, sizeInGraph, sourceInGraph, stepsInGraph, upstream, valueOf } from "./graph.js";
 
 /** @typedef {import("../../../scripts/app.js").GraphNode} GraphNode */
@@ -12,11 +13,12 @@ import { downstream, originOfLatent, resultInGraph, sizeInGraph, sourceInGraph, 
 /** @typedef {import("./frames.js").Source} Source */
 /**
  * What the node left of its last run; graph, text: what `stateOf` and the document said then.
- * workflow: the id of the one that ran: ComfyUI gives the outputs of another tab to the node of the same id here.
+ * workflow: the id of the one that ran, see runs.js.
  * @typedef {{ key: string | null, mask?: string | null, carried?: string | null, canvas: Size, notes?: string[], workflow?: string | null, graph?: string, text?: string }} Shown
  */
 
 /** @typedef {{ seconds: number, steps: number }} Sampling */
+/** @typedef {{ node: string, canvas: Size, workflow: string | null, prompt?: string }} Told */
 
 export const NODE = "H3EngineLatentMask";
 const SIZE = /** @type {const} */ ([840, 960]);
@@ -57,8 +59,8 @@ export function attachEditor(node, app) {
   const inGraph = () => sizeInGraph(node, (file) => facts.of(file));
   // What a run told holds until the graph gives another size or another clip.
   const current = () => (shown && shown.graph === stateOf(node) ? shown : null);
+  const runs = runsOf(app);
   const remember = (/** @type {Shown} */ found) => {
-    if (!isOfThisTab(found.workflow, app)) return;
     found.graph ??= stateOf(node);
     found.text ??= String(text.value);
     shown = found;
@@ -79,7 +81,7 @@ export function attachEditor(node, app) {
       const key = current()?.key ?? (sourceInGraph(node) ? null : shown?.key);
       return key && key !== gone ? { key } : sourceInGraph(node);
     },
-    result: () => resultInGraph(node, app.nodeOutputs ?? {}),
+    result: () => resultInGraph(node, runs.outputs()),
     seconds: () => estimate(node, last),
     run: () => void runUpTo(node, app),
     upload: (files) => upload(app, files),
@@ -93,31 +95,28 @@ export function attachEditor(node, app) {
   widget.serialize = false;
   Object.assign(widget, { computeLayoutSize: () => ({ minHeight: MIN_HEIGHT, minWidth: MIN_WIDTH }) });
   node.setSize?.([Math.max(node.size?.[0] ?? 0, SIZE[0]), Math.max(node.size?.[1] ?? 0, SIZE[1])]);
-  const take = () => {
-    place.dataset.node = String(node.id);
-    fit(node, place);
-    const output = /** @type {{ h3_mask?: Shown[] } | undefined} */ (app.nodeOutputs?.[String(node.id)]);
-    if (output?.h3_mask?.[0]) remember(output.h3_mask[0]);
+  /** @type {Shown | null} taken last from an output */
+  let seen = null;
+  /** @param {Record<string, unknown> | undefined} [output] of this node */
+  const look = (output = runs.outputs()[String(node.id)]) => {
+    const found = /** @type {Shown[] | undefined} */ (output?.h3_mask)?.[0];
+    if (output && found && found !== seen && runs.isOfTab(runs.promptOf(output), found.workflow)) remember((seen = found));
     editor.rasters.connect(shown?.mask ? { key: shown.mask } : null);
     editor.load(textOf(node));
     editor.refresh();
+  };
+  /** @param {Record<string, unknown>} [output] */
+  const take = (output) => {
+    place.dataset.node = String(node.id);
+    fit(node, place);
+    look(output);
     void lastSampling(app, editor.size).then((found) => {
       last = found;
       editor.redraw();
     });
   };
-  follow(node, app, { take, editor, remember, over, place });
+  follow(node, app, { take, look, editor, remember, over, place });
   for (const wait of [50, 400]) setTimeout(() => takeOver(place), wait);
-}
-
-/**
- * Whether a run was of the workflow that is shown; true where either has no id.
- * @param {string | null | undefined} workflow
- * @param {App} app
- */
-function isOfThisTab(workflow, app) {
-  const own = app.rootGraph?.id ?? app.graph?.id;
-  return !workflow || !own || workflow === own;
 }
 
 /** @param {GraphNode} node @returns {string} its document */
@@ -185,14 +184,19 @@ function takeOver(place) {
  * Follow what happens to the node.
  * @param {GraphNode} node
  * @param {App} app
- * @param {{ take: () => void, editor: MaskEditor, remember: (shown: Shown) => void, over: HTMLElement, place: HTMLElement }} about
- *   take: what the node holds now
+ * @param {{ take: (output?: Record<string, unknown>) => void, look: () => void, editor: MaskEditor,
+ *   remember: (shown: Shown) => void, over: HTMLElement, place: HTMLElement }} about take, look: at what the node holds now
  */
-function follow(node, app, { take, editor, remember, over, place }) {
+function follow(node, app, { take, look, editor, remember, over, place }) {
   const { onConfigure, onExecuted, onConnectionsChange, onRemoved, onResize } = node;
+  const runs = runsOf(app);
+  const soon = () => void requestAnimationFrame(() => take());
   node.onConfigure = function (saved) {
     onConfigure?.call(this, saved);
-    take();
+    place.dataset.node = String(node.id);
+    // Its tab is not in front yet: what runs left is looked at soon.
+    editor.load(textOf(node));
+    soon();
   };
   node.onResize = function (size) {
     onResize?.call(this, size);
@@ -200,46 +204,38 @@ function follow(node, app, { take, editor, remember, over, place }) {
   };
   node.onExecuted = function (output) {
     onExecuted?.call(this, output);
-    const found = /** @type {Shown[] | undefined} */ (output.h3_mask)?.[0];
-    if (found) remember(found);
-    take();
+    void runs.settled().then(() => take(output));
   };
   node.onConnectionsChange = function (...change) {
     onConnectionsChange?.apply(this, change);
-    requestAnimationFrame(take);
+    soon();
   };
-  /** @param {Event} event */
-  const executed = (event) => {
-    const id = String(/** @type {CustomEvent} */ (event).detail?.node ?? "");
-    if (downstream(node).some((other) => String(other.id) === id)) requestAnimationFrame(take);
-  };
-  app.api.addEventListener("executed", executed);
+  const unlisten = runs.listen((id) => {
+    if (downstream(node).some((other) => String(other.id) === id)) soon();
+  });
   // The node tells the size before it refuses an edit of another one.
   /** @param {Event} event */
-  const told = (event) => {
-    const { node: id, canvas, workflow } =
-      /** @type {CustomEvent<{ node: string, canvas: Size, workflow: string | null }>} */ (event).detail;
-    if (String(id) !== String(node.id)) return;
+  const told = async (event) => {
+    const { node: id, canvas, workflow, prompt } = /** @type {CustomEvent<Told>} */ (event).detail;
+    await runs.settled();
+    if (String(id) !== String(node.id) || !runs.isOfTab(prompt, workflow)) return;
     remember({ key: null, canvas, workflow });
     editor.refresh();
   };
   app.api.addEventListener(CANVAS_EVENT, told);
   // A change elsewhere in the graph: another size, another file. Not every change is told, so the pointer looks too.
-  const look = () => {
-    editor.load(textOf(node));
-    editor.refresh();
-  };
-  editor.root.addEventListener("pointerenter", look);
-  app.api.addEventListener("graphChanged", look);
+  const glance = () => look();
+  editor.root.addEventListener("pointerenter", glance);
+  app.api.addEventListener("graphChanged", glance);
   node.onRemoved = function () {
     onRemoved?.call(this);
-    app.api.removeEventListener("executed", executed);
-    app.api.removeEventListener("graphChanged", look);
+    unlisten();
+    app.api.removeEventListener("graphChanged", glance);
     app.api.removeEventListener(CANVAS_EVENT, told);
     over.remove();
     editor.close();
   };
-  requestAnimationFrame(take);
+  soon();
 }
 
 /**
