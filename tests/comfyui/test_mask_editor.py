@@ -210,22 +210,52 @@ def test_keys_lanes_presets_and_layers_do_what_they_say(editor: EditorPage) -> N
     assert editor.get("editor.root.parentElement.className") == "h3-mask-place"
 
 
-def test_another_size_is_reported_and_taken_on_request(editor: EditorPage) -> None:
+def test_another_shape_is_shown_as_it_is_and_the_edit_is_taken_there_on_request(
+    editor: EditorPage, request: pytest.FixtureRequest
+) -> None:
     editor.load(GRAPH)
     editor.zoom_graph(0.7)
     editor.press("r")
     editor.path([(0.25, 0.25), (0.5, 0.5)])
     before = editor.text()
-    editor.page.evaluate("() => { app.graph.getNodeById(1).widgets[2].value = 3; }")
+    editor.page.evaluate(_OTHER, [128, 3])
     editor.get("editor.refresh()")
     editor.settle()
     notice = editor.page.locator("[data-part=notice]")
-    assert "256x128, 39 frames; the latent is 256x128, 73 frames" in str(notice.text_content())
+    assert "256x128, 39 frames; the latent is 128x128, 73 frames" in str(notice.text_content())
+    # The new shot in its own shape; where the edit would lie is outlined, and nothing can be done to it by mistake.
+    assert editor.get("editor.size") == {"width": 128, "height": 128, "frames": 73}
+    assert editor.get("editor.cells.token(0).some(Boolean)")
+    assert not editor.shaded().any()
+    editor.path([(0.6, 0.6), (0.8, 0.8)])
+    assert "of another shot" in caption(editor)
+    editor.focus()
+    editor.press("i", "Delete")
+    editor.drag_lane("video", 0.2, 0.6)
     assert editor.text() == before
-    notice.get_by_role("button").click()
-    assert editor.document()["canvas"] == {"width": 256, "height": 128, "frames": 73}
+    editor.page.screenshot(path=_artifact(f"mask_editor_other_shape_{request.node.callspec.id}.png"))
+    notice.locator("[data-action=adopt]").click()
+    assert editor.document()["canvas"] == {"width": 128, "height": 128, "frames": 73}
     assert editor.document()["layers"][0]["range"] == [0, 73]
     notice.wait_for(state="hidden", timeout=10_000)
+    assert editor.shaded().any()
+    editor.focus()
+    editor.press("Control+z")
+    assert editor.text() == before
+    notice.get_by_role("button", name="Begin with nothing painted").click()
+    assert editor.document()["layers"] == []
+    editor.path([(0.6, 0.6), (0.8, 0.8)])
+    assert editor.document()["canvas"] == {"width": 128, "height": 128, "frames": 73}
+
+
+_OTHER = """([width, seconds]) => { const { widgets } = app.graph.getNodeById(1);
+    widgets[0].value = width; widgets[2].value = seconds; }"""
+
+
+def caption(editor: EditorPage) -> str:
+    """Return the lines on the picture, empty when there are none."""
+    shown = editor.page.locator("[data-part=caption]")
+    return str(shown.text_content()) if shown.is_visible() else ""
 
 
 @in_one_renderer
@@ -265,6 +295,88 @@ def test_what_another_tab_ran_is_not_taken_for_this_ones(editor: EditorPage) -> 
         assert (editor.get("editor.size") == told["canvas"]) is taken
 
 
+@in_one_renderer
+def test_a_run_reaches_the_tab_that_queued_it_and_not_another_of_the_same_template(
+    editor: EditorPage, comfyui: ComfyUI
+) -> None:
+    Image.fromarray(np.zeros((HEIGHT, WIDTH), np.uint8)).save(comfyui.base / "input" / "right.png")
+    template = {**GRAPH, "id": "cccccccc-0000-4000-8000-000000000000"}
+    chip = "editor.root.querySelectorAll('[data-part=carried]').length"
+    editor.load(template)
+    editor.page.evaluate(_CONNECT)
+    first = "() => { window.first = app.extensionManager.workflow.activeWorkflow; }"
+    listen = """() => { window.told = []; for (const name of ['executed', 'h3_engine.canvas'])
+        app.api.addEventListener(name, ({ detail }) => window.told.push([name, structuredClone(detail)])); }"""
+    for script in (first, listen):
+        editor.page.evaluate(script)
+    editor.run()
+    editor.page.wait_for_function("() => document.querySelector('[data-part=carried]')")
+    told = editor.page.evaluate("() => window.told")
+    assert {name for name, _ in told} == {"executed", "h3_engine.canvas"}
+    for _, detail in told:
+        if "canvas" in detail:
+            detail["canvas"] = {"width": 128, "height": 128, "frames": 22}
+    # The other tab is in front when the run tells of itself: the ids of its nodes and of its workflow are the same.
+    editor.load(template)
+    editor.page.evaluate(
+        "(told) => { for (const [type, detail] of told)"
+        " app.api.dispatchEvent(Object.assign(new CustomEvent(type, { detail }))); }",
+        told,
+    )
+    editor.settle()
+    editor.get("node.graph && editor.root.dispatchEvent(new PointerEvent('pointerenter'))")
+    editor.settle()
+    assert editor.page.evaluate("() => app.nodeOutputs['2'].h3_mask[0].carried"), "ComfyUI gives it to this tab"
+    assert editor.get(chip) == 0
+    assert editor.get("editor.size") == SIZE
+    editor.page.evaluate("async () => { await app.loadGraphData(window.first.activeState, true, true, window.first); }")
+    editor.wait()
+    editor.page.wait_for_function("() => document.querySelector('[data-part=carried]')")
+
+
+@in_one_renderer
+def test_what_changes_nothing_or_replaces_something_says_so_at_once(editor: EditorPage) -> None:
+    editor.load(GRAPH)
+    editor.zoom_graph(0.7)
+    editor.focus()
+    editor.press("r")
+    editor.path([(0.2, 0.2), (0.8, 0.8)])
+    assert caption(editor) == ""
+    editor.press("e", *"[[[[[[[[")
+    editor.path([(0.4, 0.5), (0.6, 0.5)])
+    assert editor.document()["layers"][1]["mode"] == "erase"
+    assert "only once all of it is erased" in caption(editor)
+    editor.press(*"]]]]]]]]]]]]]]]")
+    editor.path([(0.4, 0.5), (0.6, 0.5)])
+    editor.get("editor.show({ said: '' })")
+    editor.page.get_by_role("button", name="Take all layers and ranges away").click()
+
+    editor.drag_lane("video", 0.1, 0.3)
+    editor.drag_lane("audio0", 0.1, 0.3)
+    before = editor.text()
+    editor.page.locator("[data-action=preset]").select_option("redo-end")
+    editor.settle()
+    assert caption(editor).startswith("Replaced 2 ranges.")
+    editor.page.locator("[data-action=undo-said]").click()
+    assert editor.text() == before
+    editor.settle()
+    assert caption(editor) == ""
+
+    # Where a range keeps the frame, the pointer alone is told so, before a stroke is lost.
+    editor.page.locator("[data-action=preset]").select_option("redo-end")
+    editor.press("Home", "b")
+    editor.get("editor.show({ said: '' })")
+    left, top, width, height = editor.page.evaluate(_PICTURE_BOX)
+    editor.page.mouse.move(left + width / 2, top + height / 2)
+    editor.settle()
+    assert "keeps all of this frame" in caption(editor)
+    editor.page.mouse.move(5, 5)
+    editor.settle()
+    assert caption(editor) == ""
+
+
+_PICTURE_BOX = """() => { const on = document.querySelector('.h3-mask-view canvas').getBoundingClientRect();
+    return [on.x, on.y, on.width, on.height]; }"""
 _LONGER = """() => { const extend = LiteGraph.createNode('H3EngineExtend'); app.graph.add(extend);
     extend.widgets.find((widget) => widget.name === 'after').value = 1;
     app.graph.getNodeById(1).connect(0, extend, 0);

@@ -30,6 +30,9 @@ def test_what_is_painted_is_made_anew_on_two_ranks_and_the_rest_stays_bit_for_bi
         editor.zoom_graph(0.8)
         page.wait_for_function("() => window.h3Engine.maskEditor(app.graph.getNodeById(5)).editable")
         guessed = editor.get("editor.known")
+        long = page.locator("[data-part=long]")
+        assert long.text_content() == "56 (clip 52 + 4 held)", "why the shot is longer than its clip"
+        assert "17n+5" in str(editor.get("editor.root.querySelector('[data-part=where]').title"))
         page.evaluate(_STORE)
         editor.run_up_to_here(seconds=300)
         canvas = editor.get("editor.known")

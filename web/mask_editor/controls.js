@@ -49,13 +49,14 @@ export function slider(updates, { name, unit, title, max, step = 1, get, set }) 
 /**
  * @template {string} T
  * @param {Update[]} updates
- * @param {{ name: string, title: string, options: [T, string][], get: () => T, set: (value: T) => void }} about
+ * @param {{ name: string, title: string, options: [T, string][], get: () => T, set: (value: T) => void, enabled?: () => boolean }} about
  */
-export function choice(updates, { name, title, options, get, set }) {
+export function choice(updates, { name, title, options, get, set, enabled = () => true }) {
   const select = make("select", { title, "aria-label": name, change: () => set(/** @type {T} */ (select.value)) });
   select.append(...options.map(([value, text]) => make("option", { value }, text)));
   updates.push(() => {
     if (select.value !== get()) select.value = get();
+    select.disabled = !enabled();
   });
   return make("label", { title }, name, select);
 }

@@ -3,7 +3,7 @@
 
 import { MaskCells } from "./cells.js";
 import { gridOf, tokenCount, tokenOfFrame, tokenStart } from "./grid.js";
-import { emptyDocument, isActive, MOST_LAYERS, readDocument, writeDocument } from "./document.js";
+import { emptyDocument, MOST_LAYERS, readDocument, writeDocument } from "./document.js";
 import { prepare } from "./dom.js";
 import { moveToCanvas, snapSpan } from "./edits.js";
 import { FrameStore } from "./frames.js";
@@ -14,66 +14,23 @@ import { listenToKeys } from "./keys.js";
 import { buildPanel } from "./panel.js";
 import { drawEditor } from "./picture.js";
 import { RasterStore } from "./rasters.js";
+import { mismatchOf, overruled } from "./remarks.js";
+import { FIRST_BRUSH, freshState } from "./state.js";
 import { Statistics } from "./statistics.js";
-import { drawTimeline } from "./timeline.js";
+import { drawTimeline, timeStateOf } from "./timeline.js";
 import { listenToTimeline } from "./timeline_drag.js";
 import { listenToPicture } from "./tools.js";
-import { pictureBox, WHOLE } from "./viewport.js";
+import { pictureBox } from "./viewport.js";
 
 /** @typedef {import("./document.js").MaskDocument} MaskDocument */
 /** @typedef {import("./document.js").Layer} Layer */
 /** @typedef {import("./cells.js").Size} Size */
 /** @typedef {import("./frames.js").Source} Source */
-/** @typedef {import("./tools.js").Tool} Tool */
-/** @typedef {import("./edits.js").Lane} Lane */
-/**
- * What the editor needs of its node.
- * @typedef {object} Host
- * @property {(text: string) => void} save writes the widget's text
- * @property {(route: string) => string} url
- * @property {() => Size | null} size of the latent, as far as the graph tells
- * @property {() => string | null} carried key of the mask that the latent came with
- * @property {() => boolean} edited whether the document is another one than in the last run
- * @property {() => string[]} notes what the last run had to say
- * @property {() => boolean} connected whether there is a latent
- * @property {(gone: string) => Source | null} source of the frames; gone: key of a clip that is not kept any more
- * @property {() => Source | null} result of the last run
- * @property {() => number | null} seconds that the last run's sampling took
- * @property {() => void} run everything that leads to this node
- * @property {(files: File[]) => Promise<string>} upload returns the name of a raster's file
- * @property {(full: boolean) => void} full
- */
-/** @typedef {"cells" | "paint" | "off"} Overlay */
-/** @typedef {"all" | "token" | "marked"} Lives how long a new layer lives */
-/** @typedef {ReturnType<typeof freshState>} State */
+/** @typedef {import("./host.js").Host} Host */
+/** @typedef {import("./state.js").State} State */
 
-const ASPECT_SLACK = 1.05;
 const SAID_MS = 5000;
-const FIRST_BRUSH = { size: 64, softness: 16, strength: 1 };
-
-function freshState() {
-  return {
-    frame: 0,
-    tool: /** @type {Tool} */ ("brush"),
-    brush: FIRST_BRUSH,
-    lives: /** @type {Lives} */ ("all"),
-    marked: /** @type {[number, number] | null} */ (null),
-    selected: /** @type {string | null} */ (null),
-    run: /** @type {{ lane: Lane, index: number } | null} */ (null),
-    overlay: /** @type {Overlay} */ ("cells"),
-    onion: false,
-    grid: true,
-    erasing: false,
-    reshaping: false,
-    comparing: false,
-    helping: false,
-    wipe: 0.5,
-    full: false,
-    playing: false,
-    said: "",
-    view: WHOLE,
-  };
-}
+const UNDO_MS = 12000;
 
 export class MaskEditor {
   /** @param {Host} host */
@@ -84,6 +41,8 @@ export class MaskEditor {
     this.history = new History(emptyDocument());
     /** @type {MaskDocument | null} shown while a drag lasts */
     this.pending = null;
+    /** @type {MaskDocument | null} the edit of another shot as it would be on this one, until somebody decides */
+    this.moved = null;
     /** @type {string | null} the widget's, as it was read or written last */
     this.text = null;
     this.gone = "";
@@ -123,13 +82,13 @@ export class MaskEditor {
 
   /** The document as it is shown. */
   get document() {
-    return this.pending ?? this.history.state;
+    return this.pending ?? this.moved ?? this.history.state;
   }
 
   /** The size on which the mask is computed; null while nothing is known. */
   get known() {
-    const drawn = this.document.canvas;
-    return (!this.mismatch() && this.given) || (drawn && gridOf(drawn));
+    const drawn = this.history.state.canvas;
+    return this.given ?? (drawn && gridOf(drawn));
   }
 
   get size() {
@@ -145,8 +104,19 @@ export class MaskEditor {
     return this.size.frames;
   }
 
-  get editable() {
+  /** Frames of the clip that is shown, 0 when there is none. */
+  get clip() {
+    return this.source?.facts?.frames ?? 0;
+  }
+
+  /** Whether the document may be replaced: a text that is none is never written over. */
+  get writable() {
     return !this.problem && this.known !== null;
+  }
+
+  /** Whether it can be worked on: not while it is of another shot. */
+  get editable() {
+    return this.writable && !this.mismatch();
   }
 
   get layer() {
@@ -158,29 +128,19 @@ export class MaskEditor {
   get brush() { return this.state.brush; } // prettier-ignore
   get view() { return this.state.view; } // prettier-ignore
   get selected() { return this.layer?.id ?? null; } // prettier-ignore
-  get erasing() { return this.state.erasing; } // prettier-ignore
+  get mode() { return this.state.tool === "erase" ? "erase" : this.state.mode; } // prettier-ignore
   get wipe() { return this.state.wipe; } // prettier-ignore
   get reshaping() { return this.state.reshaping && this.layer !== null; } // prettier-ignore
   get comparing() { return this.state.comparing && !!this.result?.facts; } // prettier-ignore
 
-  /** Say how the document differs from the latent that is connected, in words; empty when it fits. */
+  /** Say how the document differs from the latent that is connected; empty when it fits. */
   mismatch() {
-    const [drawn, given] = [this.document.canvas, this.given];
-    const { layers, video, audio } = this.document;
-    if (!drawn || !given || !(layers.length + video.ranges.length + audio.ranges.length)) return "";
-    const ratio = (drawn.width * given.height) / (drawn.height * given.width);
-    const fits = drawn.frames === given.frames && ratio <= ASPECT_SLACK && 1 / ratio <= ASPECT_SLACK;
-    if (fits) return "";
-    const name = (/** @type {Size} */ s) => `${s.width}x${s.height}, ${s.frames} frames`;
-    return `This edit was painted on ${name(drawn)}; the latent is ${name(given)}.`;
+    return mismatchOf(this.history.state, this.given);
   }
 
-  /** Say why the layers of this frame do not count; empty when they do. */
+  /** Say why what is painted does not count in this frame; empty when it does, or nobody paints. */
   overruled() {
-    const run = this.document.video.ranges.findLast(({ from, to }) => from <= this.frame && this.frame < to);
-    if (!run || !this.document.layers.some((layer) => isActive(layer, this.frame))) return "";
-    const does = run.value === 0 ? "keeps all" : run.value === 1 ? "regenerates all" : `sets ${Math.round(run.value * 100)}% for all`;
-    return `The run in the “picture” lane ${does} of this frame: layers do not count here.`;
+    return this.moved ? "" : overruled(this.document, this.frame, this.pointer !== null && this.editable && this.tool !== "move");
   }
 
   /** Frames [from, to) in which a new layer lives. @returns {[number, number]} */
@@ -264,16 +224,27 @@ export class MaskEditor {
       this.say(`This edit has ${MOST_LAYERS} strokes and shapes, the most: take some away, or paint with fewer and longer strokes.`);
       return this.#changed();
     }
+    this.replace(document, tag);
+  }
+
+  /**
+   * Take a new state even in place of an edit of another shot.
+   * @param {MaskDocument} document
+   * @param {string} [tag]
+   */
+  replace(document, tag = "") {
+    this.pending = null;
+    if (!this.writable) return this.#changed();
     this.history.push(this.#onCanvas(document), tag);
     this.#write();
   }
 
   undo() {
-    if (this.editable && this.history.undo()) this.#stepped();
+    if (this.writable && this.history.undo()) this.#stepped();
   }
 
   redo() {
-    if (this.editable && this.history.redo()) this.#stepped();
+    if (this.writable && this.history.redo()) this.#stepped();
   }
 
   /** What was chosen may be gone: then the uppermost layer is. */
@@ -306,7 +277,7 @@ export class MaskEditor {
 
   /** Bring the edit to the latent that is connected. */
   adopt() {
-    if (this.given) this.commit(moveToCanvas(this.document, this.given));
+    if (this.moved) this.replace(this.moved);
   }
 
   // What is shown
@@ -328,12 +299,15 @@ export class MaskEditor {
     this.goTo(tokenStart(Math.min(tokenCount(this.frames) - 1, Math.max(0, token))));
   }
 
-  /** Say something for some seconds. @param {string} text */
-  say(text) {
-    this.state.said = text;
+  /**
+   * Say something for some seconds.
+   * @param {string} text
+   * @param {{ undoable?: boolean }} [how] undoable: it is of the last change, which can be undone beside it
+   */
+  say(text, { undoable = false } = {}) {
     clearTimeout(this.saying);
-    this.saying = window.setTimeout(() => this.show({ said: "" }), SAID_MS);
-    this.redraw();
+    this.saying = window.setTimeout(() => this.show({ said: "" }), undoable ? UNDO_MS : SAID_MS);
+    this.show({ said: text, undoable: undoable ? this.history.state : null });
   }
 
   /** @param {[number, number] | null} marked */
@@ -352,20 +326,6 @@ export class MaskEditor {
     this.redraw();
   }
 
-  play() {
-    const playing = !this.state.playing;
-    this.show({ playing });
-    if (!playing) return;
-    const [start, first] = [performance.now(), this.frame];
-    const step = (/** @type {number} */ now) => {
-      if (!this.state.playing || this.closed) return;
-      const frame = (first + Math.floor(((now - start) * 24) / 1000)) % this.frames;
-      if (frame !== this.frame) this.goTo(frame);
-      requestAnimationFrame(step);
-    };
-    requestAnimationFrame(step);
-  }
-
   /** @param {boolean} full */
   setFull(full) {
     this.state.full = full;
@@ -379,21 +339,8 @@ export class MaskEditor {
     return pictureBox(this.view, { width, height }, this.size);
   }
 
-  timeState() {
-    return {
-      document: this.document,
-      frames: this.frames,
-      frame: this.frame,
-      layer: this.layer,
-      run: this.state.run,
-      marked: this.state.marked,
-      share: this.statistics.share,
-      sound: this.statistics.sound,
-      peaks: this.source?.facts?.peaks ?? null,
-    };
-  }
-
   #changed() {
+    this.moved = this.mismatch() && this.given ? moveToCanvas(this.history.state, this.given) : null;
     const { width, height, frames } = this.size;
     const had = this.cells.size;
     if (had.width !== width || had.height !== height || had.frames !== frames) {
@@ -404,7 +351,7 @@ export class MaskEditor {
     this.cells.carried = this.carried.of(this.host.carried(), this.cells);
     this.cells.update(this.document, this.rasters.of(this.document, this.size));
     this.#sizeBrush();
-    if (this.known) this.statistics.start(this.cells);
+    if (this.known && !this.moved) this.statistics.start(this.cells);
     else this.statistics.clear();
     this.redraw();
   }
@@ -425,7 +372,7 @@ export class MaskEditor {
       drawEditor(this);
       const { time } = this.panel;
       const context = prepare(time, devicePixelRatio * this.panel.scale());
-      if (context && this.known) drawTimeline(context, this.timeState(), time.clientWidth, time.clientHeight);
+      if (context && this.known) drawTimeline(context, timeStateOf(this), time.clientWidth, time.clientHeight);
     });
   }
 

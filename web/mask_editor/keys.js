@@ -2,6 +2,7 @@
 
 import { invertPicture, keyHere, withRanges } from "./edits.js";
 import { removeGroup } from "./groups.js";
+import { togglePlaying } from "./playing.js";
 import { WHOLE } from "./viewport.js";
 
 /** @typedef {import("./editor.js").MaskEditor} MaskEditor */
@@ -15,10 +16,10 @@ export const HELP = [
   ["Space", "play"],
   ["K", "key the layer here"],
   ["Shift, Alt with move", "move at all frames, scale"],
-  ["Shift on a lane", "keep, out of a run too"],
-  ["I O G F", "invert, onion skin, grid, full screen"],
+  ["Shift on a lane", "a range that does the same as the lane; in a range, its opposite"],
+  ["I O G F", "invert the picture, onion skin, grid, full screen"],
   ["Ctrl+Z, Ctrl+Shift+Z", "undo, redo"],
-  ["Delete", "take the chosen run or layer away"],
+  ["Delete", "take the chosen range or layer away"],
   ["Esc", "choose nothing, close full screen"],
 ];
 
@@ -40,7 +41,7 @@ const KEYS = {
   "?": (editor) => editor.show({ helping: !editor.state.helping }),
   f: (editor) => editor.setFull(!editor.state.full),
   0: (editor) => editor.show({ view: WHOLE }),
-  " ": (editor) => editor.play(),
+  " ": (editor) => togglePlaying(editor),
   "[": (editor) => editor.show({ brush: { ...editor.brush, size: Math.max(2, Math.round(editor.brush.size / 1.2)) } }),
   "]": (editor) => editor.show({ brush: { ...editor.brush, size: Math.min(1024, Math.ceil(editor.brush.size * 1.2)) } }),
   "{": (editor) => editor.show({ brush: { ...editor.brush, softness: Math.max(0, editor.brush.softness - 4) } }),

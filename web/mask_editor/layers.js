@@ -1,6 +1,6 @@
 // The row of layers, and the controls of the chosen layer or the chosen run.
 
-import { button, slider, toggle } from "./controls.js";
+import { button, choice, slider, toggle } from "./controls.js";
 import { isActive } from "./document.js";
 import { make } from "./dom.js";
 import { addLayer, freeId, keyHere, removeKey, withRanges } from "./edits.js";
@@ -103,7 +103,9 @@ function chip(editor, layer, members) {
     () => editor.commit(changeGroup(editor.document, layer, (old) => ({ ...old, enabled: !enabled }))));
   eye.disabled = !editor.editable;
   const keyed = keys.length > 1 ? `, ${keys.length} keys` : "";
-  const what = members.length > 1 ? `${members.length} strokes` : `${mode === "erase" ? "erase, " : ""}${kind === "polygon" ? "lasso" : kind}`;
+  const shape = members.length > 1 ? `${members.length} strokes` : kind === "polygon" ? "lasso" : kind;
+  const mixed = members.some((member) => member.mode !== mode);
+  const what = `${shape}${mixed ? ", some erase" : mode === "erase" ? ", erase" : ""}`;
   const name = `${layer.name || id} (${what}${keyed})`;
   const pick = button(name, "Choose this layer", () =>
     editor.show({ selected: id, run: null, reshaping: false }));
@@ -130,7 +132,9 @@ function layerBar(editor, updates) {
     act("redraw here", "The next shape that you draw becomes this layer's shape at this frame", () =>
       editor.show({ reshaping: !editor.state.reshaping, tool: editor.layer ? TOOL_OF[editor.layer.kind] : "brush" }),
       () => editor.reshaping, (layer) => layer.kind !== "raster" && membersOf(editor.document, layer).length === 1),
-    act("erases", "The layer keeps what it covers instead of regenerating it", () => change((layer) => ({ ...layer, mode: layer.mode === "paint" ? "erase" : "paint" })), (layer) => layer.mode === "erase"),
+    choice(updates, { name: "mode", title: "Paint: what the chosen layer covers is regenerated. Erase: it is kept",
+      options: [["paint", "paint"], ["erase", "erase"]], get: () => editor.layer?.mode ?? "paint",
+      set: (mode) => change((layer) => ({ ...layer, mode })), enabled: () => editor.editable }),
     act("to marked frames", "The layer lives in the marked frames only (drag over “tokens” to mark)", () => change((layer) => ({ ...layer, range: editor.state.marked ?? layer.range })),
       undefined, () => editor.state.marked !== null),
     act("to all frames", "The layer lives in all frames", () => change((layer) => ({ ...layer, range: [0, editor.frames] }))),

@@ -4,8 +4,10 @@ import { tokenOfFrame, tokenStart } from "./grid.js";
 import { button, choice, slider, toggle } from "./controls.js";
 import { make } from "./dom.js";
 import { addLayer, applyPreset, clearAll, freeId, invertPicture, putRange, snapSpan, withRanges } from "./edits.js";
-import { HELP } from "./keys.js";
 import { buildLayers } from "./layers.js";
+import { caption, help, lockedNote, noticeBar } from "./notices.js";
+import { togglePlaying } from "./playing.js";
+import { lengthOf, presetRemark } from "./remarks.js";
 import { statusOf } from "./statistics.js";
 import { addStyle } from "./style.js";
 import { WHOLE } from "./viewport.js";
@@ -18,7 +20,7 @@ import { WHOLE } from "./viewport.js";
 /** @type {[Tool, string, string][]} */
 const TOOLS = [
   ["brush", "✎ brush", "Paint what is to be regenerated (B). A pen's pressure scales the size."],
-  ["erase", "⌫ erase", "Paint what is to be kept (E)."],
+  ["erase", "⌫ erase", "Erase with the brush (E): what it covers is kept."],
   ["rect", "▭ rect", "Drag a rectangle (R)."],
   ["ellipse", "◯ ellipse", "Drag an ellipse (C)."],
   ["lasso", "◌ lasso", "Draw around something (L)."],
@@ -96,8 +98,9 @@ function toolBar(editor, updates) {
       get: () => state.brush.softness, set: (softness) => brush({ softness }) }),
     slider(updates, { name: "strength", unit: "%", title: "How much of new shapes is regenerated; less blends with the source", max: 1,
       step: 0.05, get: () => state.brush.strength, set: (strength) => brush({ strength }) }),
-    toggle(updates, button("erasing", "The next shape keeps what it covers, whatever its tool; the eraser always does", () => editor.show({ erasing: !state.erasing })),
-      () => state.erasing || state.tool === "erase", () => editor.editable && state.tool !== "erase"),
+    choice(updates, { name: "mode", title: "Paint: what the next shape covers is regenerated. Erase: it is kept. The tool “erase” always erases",
+      options: [["paint", "paint"], ["erase", "erase"]], get: () => editor.mode, set: (mode) => editor.show({ mode }),
+      enabled: () => editor.editable && state.tool !== "erase" }),
     choice(updates, { name: "lives", title: "How long a new shape lives",
       options: [["all", "all frames"], ["token", "this token"], ["marked", "marked frames"]],
       get: () => state.lives, set: (lives) => editor.show({ lives }) }),
@@ -110,6 +113,8 @@ function editBar(editor, updates) {
   /** @param {string} text @param {string} title @param {() => void} click @param {() => boolean} [enabled] */
   const act = (text, title, click, enabled = () => true) =>
     toggle(updates, button(text, title, click), () => false, () => editor.editable && enabled());
+  /** @param {string} text @param {string} title @param {() => void} click @param {() => unknown[]} steps */
+  const step = (text, title, click, steps) => toggle(updates, button(text, title, click), () => false, () => editor.writable && steps().length > 0);
   const fill = (/** @type {[number, number]} */ [from, to]) =>
     editor.commit(withRanges(editor.document, "video", putRange(editor.document.video.ranges, { from, to, value: 1 })));
   const seconds = make("input", { type: "number", value: "1", min: "0.1", step: "0.1", title: "Seconds of the preset", "aria-label": "Seconds of the preset" });
@@ -135,10 +140,11 @@ function editBar(editor, updates) {
   updates.push(() => (preset.disabled = !editor.editable));
   return make("div", { class: "h3-mask-bar" },
     make("div", { class: "h3-mask-group" },
-      act("↶", "Undo (Ctrl+Z)", () => editor.undo(), () => editor.history.past.length > 0),
-      act("↷", "Redo (Ctrl+Shift+Z)", () => editor.redo(), () => editor.history.future.length > 0),
+      step("↶", "Undo (Ctrl+Z)", () => editor.undo(), () => editor.history.past),
+      step("↷", "Redo (Ctrl+Shift+Z)", () => editor.redo(), () => editor.history.future),
       act("invert", "Regenerate what was kept and keep what was regenerated, of the picture (I)", () => editor.commit(invertPicture(editor.document))),
-      act("clear", "Take all layers and ranges away: everything is kept", () => editor.commit(clearAll(editor.document))),
+      toggle(updates, button("clear", "Take all layers and ranges away: everything is kept", () => editor.replace(clearAll(editor.history.state))),
+        () => false, () => editor.writable),
       act("fill frame", "Regenerate the whole picture of this token", () => fill(snapSpan("video", editor.frame, editor.frame + 1, editor.frames))),
       act("fill range", "Regenerate the whole picture of the marked frames (drag over “tokens” to mark)",
         () => state.marked && fill(state.marked), () => state.marked !== null)),
@@ -158,9 +164,7 @@ function usePreset(editor, preset, seconds) {
   let document = applyPreset(editor.document, preset, { frames: editor.frames, seconds });
   if (preset !== "box") {
     editor.commit(document, PRESET_STEP);
-    const [first, then] = editor.document.video.ranges;
-    if (then) editor.say(`Kept: ${first.from}–${first.to - 1}, regenerated: ${then.from}–${then.to - 1} (frames; whole tokens, ${(first.to / 24).toFixed(2)} s kept).`);
-    return;
+    return tellOfPreset(editor);
   }
   const id = freeId(document, "rect");
   document = addLayer(document, {
@@ -169,73 +173,23 @@ function usePreset(editor, preset, seconds) {
   });
   editor.show({ selected: id, tool: "move" });
   editor.commit(document);
+  tellOfPreset(editor);
 }
 
-/** @param {MaskEditor} editor @param {Update[]} updates */
-function noticeBar(editor, updates) {
-  const text = make("span", {});
-  const adopt = button("move the edit to this latent", "Coordinates stay, sizes follow, what lies behind the end is cut", () => editor.adopt());
-  const anew = button("start anew", "Put an empty edit in place of this text", () => editor.startAnew());
-  const bar = make("div", { class: "h3-mask-notice", role: "alert", "data-part": "notice" }, text, " ", adopt, anew);
-  updates.push(() => {
-    const mismatch = editor.problem ? "" : editor.mismatch();
-    const said = editor.problem ? `Read-only: ${editor.problem}` : mismatch;
-    bar.hidden = !said;
-    adopt.hidden = !mismatch;
-    anew.hidden = !editor.broken;
-    if (text.textContent !== said) text.textContent = said;
-  });
-  return bar;
-}
-
-/**
- * What stands over the picture while its size is not known, and the one thing to do then.
- * @param {MaskEditor} editor
- * @param {Update[]} updates
- */
-function lockedNote(editor, updates) {
-  const text = make("p", {});
-  const run = button("run up to here", "Run what leads to this node, and no more; then you can paint", () => editor.host.run());
-  const note = make("div", { class: "h3-mask-locked", role: "status", "data-part": "locked" }, text, run);
-  updates.push(() => {
-    note.hidden = editor.known !== null || editor.problem !== "";
-    run.hidden = !editor.host.connected();
-    text.textContent = run.hidden
-      ? "Connect “latent” to the shot: H3 Engine Encode Media for a clip, or a sampler."
-      : "The size of this shot is known once it was made. Run what leads here, then paint.";
-  });
-  return note;
-}
-
-/** @param {MaskEditor} editor @param {Update[]} updates */
-function help(editor, updates) {
-  const rows = HELP.map(([keys, does]) => make("div", {}, make("b", {}, keys), ` ${does}`));
-  const table = make("div", { class: "h3-mask-help", "data-part": "help" }, ...rows);
-  updates.push(() => (table.hidden = !editor.state.helping));
-  return table;
-}
-
-/**
- * A line on the picture: what was just said, or why layers do not count.
- * @param {MaskEditor} editor
- * @param {Update[]} updates
- */
-function caption(editor, updates) {
-  const line = make("div", { class: "h3-mask-caption", role: "status", "data-part": "caption" });
-  updates.push(() => {
-    const before = editor.comparing && editor.host.edited() ? "The result on the right is of the mask before this edit: run again." : "";
-    const said = editor.state.said || before || editor.overruled();
-    line.hidden = !said;
-    if (line.textContent !== said) line.textContent = said;
-  });
-  return line;
+/** Say what the preset that was just used replaced. @param {MaskEditor} editor */
+function tellOfPreset(editor) {
+  // Of several that are one step of undo: what the first one found.
+  const before = editor.history.past.at(-1);
+  const said = before ? presetRemark(before, editor.document) : "";
+  if (said) editor.say(said, { undoable: true });
 }
 
 /** @param {MaskEditor} editor @param {Update[]} updates */
 function playBar(editor, updates) {
   const { state } = editor;
-  const play = button("▶", "Play (Space)", () => editor.play(), { "data-action": "play" });
+  const play = button("▶", "Play (Space)", () => togglePlaying(editor), { "data-action": "play" });
   const where = make("span", { class: "h3-mask-where", "data-part": "where" });
+  const long = make("span", { class: "h3-mask-long", "data-part": "long" });
   const scrub = make("input", { type: "range", min: "0", value: "0", "aria-label": "Frame", title: "Frame", style: "flex:1;width:auto",
     input: () => editor.goTo(Number(scrub.value)) });
   scrub.setAttribute("style", "flex: 1; min-width: 80px");
@@ -247,11 +201,14 @@ function playBar(editor, updates) {
     scrub.max = String(editor.frames - 1);
     scrub.value = String(state.frame);
     scrub.disabled = editor.known === null;
-    if (scrub.disabled) return void (where.textContent = "length not known yet");
+    const { text, title } = lengthOf(editor.frames, editor.clip);
+    long.textContent = scrub.disabled ? "" : `${editor.frames}${text}`;
+    where.title = title;
+    if (scrub.disabled) return void where.replaceChildren("length not known yet");
     const token = tokenOfFrame(state.frame);
     const [first, last] = [tokenStart(token), tokenStart(token + 1) - 1];
-    where.textContent = `frame ${state.frame} of ${editor.frames} · ${(state.frame / 24).toFixed(2)} s · token ${token} (` +
-      (first === last ? `frame ${first})` : `frames ${first}–${last})`);
+    where.replaceChildren(`frame ${state.frame} of `, long, ` · ${(state.frame / 24).toFixed(2)} s · token ${token} (` +
+      (first === last ? `frame ${first})` : `frames ${first}–${last})`));
   });
   return make("div", { class: "h3-mask-bar" },
     make("div", { class: "h3-mask-group" },

@@ -28,7 +28,8 @@ export function drawEditor(editor) {
   if (editor.known && overlay === "cells") {
     const token = tokenOfFrame(editor.frame);
     const carried = editor.cells.carriedAt(token);
-    const shaded = !editor.comparing || editor.pending !== null || editor.host.edited();
+    // What would become of an edit of another shot is outlined: nothing of it runs yet.
+    const shaded = !editor.moved && (!editor.comparing || editor.pending !== null || editor.host.edited());
     if (carried && shaded) drawCells(context, carried, columns, box, { carried: true });
     if (shaded) drawCells(context, editor.cells.token(token), columns, box);
     drawEdges(context, editor.cells.whole(token), columns, box);

@@ -40,8 +40,10 @@ const CSS = `
 .h3-mask-layer button { border: 0; border-radius: 0; }
 .h3-mask-layer[data-selected=true] { border-color: #5b9dff; box-shadow: 0 0 0 1px #5b9dff; }
 .h3-mask-status { font-variant-numeric: tabular-nums; min-height: 2.7em; }
-.h3-mask-caption { position: absolute; left: 50%; top: 6px; transform: translateX(-50%); max-width: 92%; padding: 2px 8px;
+.h3-mask-caption { position: absolute; inset: 6px 4% auto; width: fit-content; margin: 0 auto; padding: 2px 8px;
   border-radius: 4px; background: #000b; color: #fff; pointer-events: none; }
+.h3-mask-caption button { background: #222; color: #fff; pointer-events: auto; }
+.h3-mask-long { text-decoration: underline dotted; cursor: help; }
 .h3-mask-help { position: absolute; right: 6px; top: 6px; max-height: calc(100% - 28px); overflow: auto; padding: 8px 10px;
   border-radius: 4px; background: #000d; color: #fff; }
 .h3-mask-carried { padding: 2px 6px; border: 1px dashed #965aff; border-radius: 4px; cursor: help; }

@@ -20,6 +20,7 @@ import { audioCount, AUDIO_STEP, FPS, FRAMES_PER_TOKEN, tokenCount, tokenStart }
  * @property {Float32Array | null} share of each token's cells that are regenerated, 0..1
  * @property {Float32Array | null} sound mask, 2 x latents
  * @property {number[][] | null} peaks
+ * @property {number} clip frames of the clip that is shown, 0 when there is none
  */
 /**
  * What is under the pointer: a key, an edge of a run or of the layer's span, its inside, or a row.
@@ -34,6 +35,16 @@ const LEFT = 52;
 const RIGHT = 8;
 const EDGE = 5;
 const COLOURS = { keep: "#3f7fd0", redo: "#e0406a", ink: "#d5d8de", dim: "#4a4e58", band: "#2a2d34" };
+
+/**
+ * Return what the lanes show of an editor.
+ * @param {import("./editor.js").MaskEditor} editor
+ * @returns {TimeState}
+ */
+export function timeStateOf({ document, frames, frame, layer, state, statistics, source, clip }) {
+  const { share, sound } = statistics;
+  return { document, frames, frame, layer, run: state.run, marked: state.marked, share, sound, peaks: source?.facts?.peaks ?? null, clip };
+}
 
 /**
  * Return the rows, from the top; the sound has one while both channels are linked.
@@ -128,6 +139,7 @@ export function drawTimeline(context, state, width, height) {
     else if (row.name === "video") drawVideo(context, state, row, width);
     else drawSound(context, state, row, width);
   }
+  drawHeld(context, state, width, height);
   drawMarked(context, state, width, height);
   const x = xOf(state.frame + 0.5, width, state.frames);
   context.fillStyle = "#fff";
@@ -258,6 +270,19 @@ function drawBands(context, { frames }, row, width) {
   for (let second = 1; second * FPS < frames; second++) {
     context.fillRect(xOf(second * FPS, width, frames) - 0.5, row.top - 3, 1, 5);
   }
+}
+
+/**
+ * Darken what lies behind the clip's end, where its last picture is held.
+ * @param {Context} context @param {TimeState} state @param {number} width @param {number} height
+ */
+function drawHeld(context, { clip, frames }, width, height) {
+  if (!clip || clip >= frames) return;
+  const [left, right] = [xOf(clip, width, frames), xOf(frames, width, frames)];
+  context.fillStyle = "rgba(0,0,0,0.45)";
+  context.fillRect(left, 0, right - left, height);
+  context.fillStyle = "rgba(255,255,255,0.7)";
+  for (let y = 0; y < height; y += 6) context.fillRect(left - 0.5, y, 1, 3);
 }
 
 /** @param {Context} context @param {TimeState} state @param {number} width @param {number} height */

@@ -4,7 +4,7 @@
 
 import { putRange, snapEdge, snapSpan, withRanges } from "./edits.js";
 import { changeGroup } from "./groups.js";
-import { hitTest, timeAt } from "./timeline.js";
+import { hitTest, timeAt, timeStateOf } from "./timeline.js";
 import { pointOn } from "./dom.js";
 
 /** @typedef {import("./editor.js").MaskEditor} MaskEditor */
@@ -33,7 +33,7 @@ export function listenToTimeline(editor, canvas) {
   const look = (event) => {
     const [x, y] = pointOn(canvas, event);
     const [width, height] = [canvas.clientWidth, canvas.clientHeight];
-    return { x, time: timeAt(x, width, editor.frames), hit: hitTest(editor.timeState(), { x, y, width, height }) };
+    return { x, time: timeAt(x, width, editor.frames), hit: hitTest(timeStateOf(editor), { x, y, width, height }) };
   };
   canvas.addEventListener("pointerdown", (event) => {
     if (event.button !== 0 || !editor.frames) return;

@@ -2,11 +2,13 @@
 // wipe between source and result. The pointer is captured from press to release; pen pressure scales the brush.
 
 import { addLayer, changeLayer, freeId, moveWhole, putKey } from "./edits.js";
+import { whyNothing } from "./effect.js";
 import { addToGroup, changeGroup, groupOf, takesStroke, transformGroup } from "./groups.js";
 import { layerUnder } from "./picture.js";
 import { pointOf, resample } from "./document.js";
 import { panBy, toFractions, zoomAt } from "./viewport.js";
 import { pointOn } from "./dom.js";
+import { togglePlaying } from "./playing.js";
 
 /** @typedef {import("./editor.js").MaskEditor} MaskEditor */
 /** @typedef {import("./document.js").Layer} Layer */
@@ -77,8 +79,11 @@ function gestureOf(editor, canvas, event) {
   const [x] = pointOn(canvas, event);
   const box = editor.box();
   if (editor.comparing && Math.abs(x - box.left - editor.wipe * box.width) < WIPE_REACH) return "wipe";
-  if (!editor.editable) return null;
-  if (editor.state.playing) editor.play();
+  if (!editor.editable) {
+    if (editor.moved) editor.say("This edit is of another shot: move it to this one, or start a new one, with the buttons above.");
+    return null;
+  }
+  if (editor.state.playing) togglePlaying(editor);
   return editor.tool === "move" ? grab(editor, pointOn(canvas, event)) : "draw";
 }
 
@@ -182,8 +187,17 @@ function finish(editor, gesture) {
   const path = KIND[editor.tool] === "stroke" || editor.tool === "lasso" ? thinned(shape, width, height) : shape;
   const enough = editor.tool !== "lasso" || path.length > 2;
   const document = placed(editor, gesture.document, enough ? path : shape);
-  if (!editor.reshaping) editor.show({ selected: document.layers.at(-1)?.id ?? null });
+  if (editor.reshaping) return editor.commit(document);
+  editor.show({ selected: document.layers.at(-1)?.id ?? null });
   editor.commit(document);
+  if (editor.document.layers.at(-1)?.id === editor.selected) tellOfNothing(editor, gesture.document);
+}
+
+/** Say so when the shape that was just drawn changes no cell. @param {MaskEditor} editor @param {MaskDocument} before */
+function tellOfNothing(editor, before) {
+  const after = editor.document;
+  const why = whyNothing(editor.cells, { before, after, rasters: editor.rasters.of(after, editor.size) });
+  if (why) editor.say(why);
 }
 
 /**
@@ -220,7 +234,7 @@ function placed(editor, document, points) {
     id: freeId(document, kind),
     name: "",
     kind,
-    mode: editor.tool === "erase" || editor.erasing ? "erase" : "paint",
+    mode: editor.mode,
     enabled: true,
     size: editor.brush.size,
     softness: editor.brush.softness,
