@@ -145,9 +145,10 @@ class Controller:
             plan = check_tokens(plan, tokens, facts=facts, limits=limits)
         if self.capacity:
             try:
-                await asyncio.to_thread(self.capacity.check, plan, headers, files or {})
+                planned = await asyncio.to_thread(self.capacity.check, plan, headers, files or {})
             except OSError as error:
                 raise folder_busy(error) from error
+            plan = dataclasses.replace(plan, planned=planned)
         if "decode_video" in plan.stages:
             plan = dataclasses.replace(plan, warnings=(*plan.warnings, *tile_warnings(self.config.vae)))
         return plan
@@ -257,9 +258,10 @@ class Controller:
             job.plan, media.request, found=media.facts, warnings=media.warnings, facts=facts, limits=limits
         )
         if self.capacity and isinstance(job.plan.request, Generate):
-            self.capacity.check_generate(
+            planned = self.capacity.check_generate(
                 job.plan.request, text_tokens=job.plan.text_tokens, parts=media.parts, found=media.facts
             )
+            job.plan = dataclasses.replace(job.plan, planned=planned)
         self.jobs.replace_inputs(job, dict(media.parts), media.folder)
         job.hashes, job.reading = media.hashes, False
         for warning in job.plan.warnings[len(known) :]:
@@ -426,6 +428,8 @@ class Controller:
                 if error is None:
                     self.cache.keep(job, message["facts"])
                     job.memory = message["memory"]
+                    if self.capacity:
+                        self.capacity.compare(job.id, job.plan, job.memory)
                 self._end(job, error, message["facts"])
                 if message["restarting"]:
                     # Only after an error, so that nothing was awaited. `fleet_lost` follows when rank 0 has left.

@@ -25,6 +25,7 @@ from .contract.tensors import Headers
 from .contract.words import bytes_in_words
 from .placement import Needs
 from .planner import Hardware, Plan, describe, make_plan, needs_of
+from .planner_measured import Planned, log_excess, planned_bytes
 from .planner_model import checked_model
 from .planner_report import fits_in_words
 from .planner_request import PADDING, MediumSize, RequestSize
@@ -66,30 +67,33 @@ class Capacity:
         """Return it as JSON for ``/v1/info``."""
         return describe(self.plan)
 
-    def check(self, plan: checks.Plan, headers: Headers, files: Mapping[str, Path]) -> None:
+    def check(self, plan: checks.Plan, headers: Headers, files: Mapping[str, Path]) -> Planned:
         """Refuse a checked request that cannot fit, as far as its sizes are known before its media are read.
 
         Args:
             files: its parts, by name.
+
+        Returns:
+            what its stages are planned to take; nothing where that is not known.
 
         Raises:
             RequestError: ``does_not_fit``. OSError: a part cannot be read.
         """
         request, facts = plan.request, self.plan.model.facts
         if isinstance(request, Denoise):
-            self.check_size(size_of_denoise(request, headers, files), plan.stages)
-        elif isinstance(request, Decode):
-            self.check_size(size_of_decode(request, headers, facts), plan.stages)
-        elif isinstance(request, Generate):
-            self.check_generate(request, text_tokens=plan.text_tokens, parts={}, found={})
+            return self.check_size(size_of_denoise(request, headers, files), plan.stages)
+        if isinstance(request, Decode):
+            return self.check_size(size_of_decode(request, headers, facts), plan.stages)
+        if isinstance(request, Generate):
+            return self.check_generate(request, text_tokens=plan.text_tokens, parts={}, found={})
+        return {}
 
     def check_generate(
         self, request: Generate, *, text_tokens: int, parts: Mapping[str, Path], found: Mapping[str, Any]
-    ) -> None:
+    ) -> Planned:
         """Refuse a request for a video that cannot fit; ``parts`` are its media that were read, ``found`` their facts.
 
-        Raises:
-            RequestError: ``does_not_fit``.
+        Returns and raises as `check`.
         """
         size = size_of_generate(
             request,
@@ -98,20 +102,19 @@ class Capacity:
             facts=self.plan.model.facts,
             mask_levels=found.get("mask_levels", _HELD),
         )
-        if size is not None:
-            self.check_size(size, stages_of(request))
+        return {} if size is None else self.check_size(size, stages_of(request))
 
-    def check_size(self, size: RequestSize, stages: tuple[str, ...]) -> None:
-        """Refuse a request of ``size`` that runs ``stages`` and cannot fit.
+    def check_size(self, size: RequestSize, stages: tuple[str, ...]) -> Planned:
+        """Refuse a request of ``size`` that runs ``stages`` and cannot fit; return what it takes.
 
         Raises:
             RequestError: ``does_not_fit``.
         """
         if not self.limited:
-            return
+            return {}
         made = self._plan(size, stages)
         if made.fits:
-            return
+            return planned_bytes(made)
         padded = size.pad_seq_len is not None and self._plan(dataclasses.replace(size, pad_seq_len=None), stages).fits
         raise RequestError(
             "does_not_fit",
@@ -121,6 +124,10 @@ class Capacity:
             remedy=self._less_padding(made) if padded else self._remedy(made),
             details={"needed_bytes": made.tightest.tightest.total, "stage": made.tightest.tightest.stage},
         )
+
+    def compare(self, job_id: str, plan: checks.Plan, memory: Mapping[str, Any]) -> None:
+        """Log where a job's ``memory`` is more than was planned for it."""
+        log_excess(job_id, plan.planned, memory, budget=self.plan.hardware.device_bytes)
 
     def _plan(self, size: RequestSize, stages: tuple[str, ...] | None) -> Plan:
         plan = self.plan

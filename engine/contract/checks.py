@@ -40,12 +40,14 @@ class Plan:
         warnings: what to tell the user.
         facts: what the request came to, for the ``started`` event.
         text_tokens: of the prompt itself, once they are counted.
+        planned: bytes that each stage is planned to take of each rank's device; empty where nobody planned.
     """
 
     request: Request
     warnings: tuple[Warned, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
     text_tokens: int = 0
+    planned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def stages(self) -> tuple[str, ...]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -20,6 +21,7 @@ from engine.controller import Controller
 from engine.controller_fleet import FleetProcess
 from engine.controller_folder import open_run_folder
 from engine.controller_jobs import Job
+from engine.planner_capacity import Capacity
 from engine.rank_options import VaeOptions
 from tests.support.jobs import new_id
 
@@ -262,6 +264,20 @@ async def test_events_of_another_job_and_late_outputs_are_dropped(controller: Co
     await end(controller, job)
     await say_video(controller, job, "/no/such/file")
     assert (controller.stats.stage_count["encode_prompt"], job.results) == (1, {})
+
+
+async def test_what_a_job_took_is_compared_with_what_was_planned_for_it(controller: Controller) -> None:
+    told: list[Any] = []
+    planned = {"denoise": (7, 8)}
+    controller.capacity = cast(
+        "Capacity", SimpleNamespace(check=lambda *_: planned, compare=lambda *about: told.append(about), describe=dict)
+    )
+    plan = await controller.check(Generate("generate", "boat"), {})
+    assert plan.planned == planned
+    await controller.fleet_said(READY)
+    job = controller.submit(new_id(), plan, inputs={})
+    await end(controller, job)
+    assert told == [(job.id, plan, {})]
 
 
 async def test_decoding_in_untrained_tiles_is_warned_of(controller: Controller) -> None:
