@@ -255,7 +255,7 @@ _OTHER = """([width, seconds]) => { const { widgets } = app.graph.getNodeById(1)
 def caption(editor: EditorPage) -> str:
     """Return the lines on the picture, empty when there are none."""
     shown = editor.page.locator("[data-part=caption]")
-    return str(shown.text_content()) if shown.is_visible() else ""
+    return shown.inner_text() if shown.is_visible() else ""
 
 
 @in_one_renderer
@@ -348,7 +348,7 @@ def test_what_changes_nothing_or_replaces_something_says_so_at_once(editor: Edit
     assert "only once all of it is erased" in caption(editor)
     editor.press(*"]]]]]]]]]]]]]]]")
     editor.path([(0.4, 0.5), (0.6, 0.5)])
-    editor.get("editor.show({ said: '' })")
+    assert caption(editor) == "", "what was said of the stroke before is over"
     editor.page.get_by_role("button", name="Take all layers and ranges away").click()
 
     editor.drag_lane("video", 0.1, 0.3)
@@ -405,6 +405,10 @@ def test_strokes_join_the_chosen_layer_and_move_as_one(editor: EditorPage) -> No
     editor.path([(0.1, 0.4), (0.2, 0.4)])
     chips = "editor.root.querySelectorAll('[data-layer]')"
     assert editor.get(f"{chips}[0].textContent") == "●stroke-1 (2 strokes)"
+    editor.page.get_by_role("group", name="Chosen layer").get_by_label("mode").select_option("erase")
+    assert [layer["mode"] for layer in editor.document()["layers"]] == ["erase", "erase"]
+    editor.settle()
+    assert editor.get(f"{chips}[0].textContent") == "●stroke-1 (2 strokes, erase)"
     editor.press("End", "v")
     editor.path([(0.15, 0.2), (0.55, 0.2)])
     one, two = editor.document()["layers"]

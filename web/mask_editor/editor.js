@@ -235,6 +235,7 @@ export class MaskEditor {
   replace(document, tag = "") {
     this.pending = null;
     if (!this.writable) return this.#changed();
+    this.state.said = ""; // it was of what was there before
     this.history.push(this.#onCanvas(document), tag);
     this.#write();
   }

@@ -102,11 +102,13 @@ function chip(editor, layer, members) {
   const eye = button(enabled ? "●" : "○", enabled ? "Acts; press to switch it off" : "Off; press to switch it on",
     () => editor.commit(changeGroup(editor.document, layer, (old) => ({ ...old, enabled: !enabled }))));
   eye.disabled = !editor.editable;
-  const keyed = keys.length > 1 ? `, ${keys.length} keys` : "";
-  const shape = members.length > 1 ? `${members.length} strokes` : kind === "polygon" ? "lasso" : kind;
-  const mixed = members.some((member) => member.mode !== mode);
-  const what = `${shape}${mixed ? ", some erase" : mode === "erase" ? ", erase" : ""}`;
-  const name = `${layer.name || id} (${what}${keyed})`;
+  const shape = kind === "polygon" ? "lasso" : kind;
+  const words = [
+    members.length > 1 ? `${members.length} strokes` : layer.name && shape,
+    members.some((member) => member.mode !== mode) ? "some erase" : mode === "erase" && "erase",
+    keys.length > 1 && `${keys.length} keys`,
+  ].filter(Boolean);
+  const name = [layer.name || id, ...(words.length ? [`(${words.join(", ")})`] : [])].join(" ");
   const pick = button(name, "Choose this layer", () =>
     editor.show({ selected: id, run: null, reshaping: false }));
   pick.setAttribute("aria-pressed", String(chosen));
@@ -171,7 +173,7 @@ function runBar(editor, updates) {
   };
   const enabled = () => editor.editable;
   return make("div", { class: "h3-mask-bar", role: "group", "aria-label": "Chosen range" },
-    "range:",
+    make("b", {}, "chosen range:"),
     toggle(updates, button("keep", "Keep the source here (double click on the range turns it)", () => set(0)), () => runOf(editor)?.value === 0, enabled),
     toggle(updates, button("regenerate", "Regenerate all of it", () => set(1)), () => runOf(editor)?.value === 1, enabled),
     slider(updates, { name: "strength", unit: "%", title: "How much of the range is regenerated", max: 1, step: 0.05, get: () => runOf(editor)?.value ?? 1,

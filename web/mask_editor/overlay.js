@@ -287,6 +287,25 @@ export function drawCursor(context, x, y, { radius, softness }) {
   context.setLineDash([]);
 }
 
+/**
+ * Write a word that can be read on anything.
+ * @param {Context} context
+ * @param {string} text
+ * @param {number} x
+ * @param {number} y
+ * @param {CanvasTextAlign} align
+ */
+export function drawLabel(context, text, x, y, align) {
+  context.font = "11px sans-serif";
+  context.textAlign = align;
+  context.lineJoin = "round";
+  context.lineWidth = 3;
+  context.strokeStyle = "rgba(0,0,0,0.7)";
+  context.strokeText(text, x, y);
+  context.fillStyle = "#fff";
+  context.fillText(text, x, y);
+}
+
 /** @param {Context} context @param {number} x @param {number} y @param {number} radius */
 function circle(context, x, y, radius) {
   context.beginPath();

@@ -207,7 +207,8 @@ function playBar(editor, updates) {
     if (scrub.disabled) return void where.replaceChildren("length not known yet");
     const token = tokenOfFrame(state.frame);
     const [first, last] = [tokenStart(token), tokenStart(token + 1) - 1];
-    where.replaceChildren(`frame ${state.frame} of `, long, ` · ${(state.frame / 24).toFixed(2)} s · token ${token} (` +
+    const held = editor.clip && state.frame >= editor.clip ? " (held)" : "";
+    where.replaceChildren(`frame ${state.frame}${held} of `, long, ` · ${(state.frame / 24).toFixed(2)} s · token ${token} (` +
       (first === last ? `frame ${first})` : `frames ${first}–${last})`));
   });
   return make("div", { class: "h3-mask-bar" },

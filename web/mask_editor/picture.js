@@ -5,7 +5,7 @@ import { tokenCount, tokenOfFrame, tokenStart } from "./grid.js";
 import { isActive, shapeAt } from "./document.js";
 import { prepare } from "./dom.js";
 import { groupOf } from "./groups.js";
-import { drawCells, drawCursor, drawEdges, drawEmpty, drawGhost, drawGrid, drawPicture, drawShape, hitsShape } from "./overlay.js";
+import { drawCells, drawCursor, drawEdges, drawEmpty, drawGhost, drawGrid, drawLabel, drawPicture, drawShape, hitsShape } from "./overlay.js";
 
 /** @typedef {import("./editor.js").MaskEditor} MaskEditor */
 /** @typedef {import("./viewport.js").Box} Box */
@@ -63,6 +63,8 @@ function drawFrames(editor, context, box) {
   context.restore();
   context.fillStyle = "#ffd65a";
   context.fillRect(x - 1, box.top, 2, box.height);
+  drawLabel(context, "before", x - 6, box.top + 15, "right");
+  drawLabel(context, "after", x + 6, box.top + 15, "left");
 }
 
 /** @param {MaskEditor} editor @param {Context} context @param {Box} box */

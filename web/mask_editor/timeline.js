@@ -1,6 +1,7 @@
 // The lanes under the picture: keys of the chosen layer, picture, sound with its waveform, and the bands of tokens in time.
 // Drawing and hit testing; what a drag does is in timeline_drag.js.
 
+import { drawLabel } from "./overlay.js";
 import { audioCount, AUDIO_STEP, FPS, FRAMES_PER_TOKEN, tokenCount, tokenStart } from "./grid.js";
 
 /** @typedef {import("./document.js").MaskDocument} MaskDocument */
@@ -138,6 +139,7 @@ export function drawTimeline(context, state, width, height) {
     else if (row.name === "bands") drawBands(context, state, row, width);
     else if (row.name === "video") drawVideo(context, state, row, width);
     else drawSound(context, state, row, width);
+    drawNames(context, state, row, width);
   }
   drawHeld(context, state, width, height);
   drawMarked(context, state, width, height);
@@ -185,7 +187,7 @@ function drawVideo(context, { document, frames, share, run }, row, width) {
 function drawSound(context, { document, frames, sound, peaks, run }, row, width) {
   const channel = row.name === "audio1" ? 1 : 0;
   const { linked, base } = document.audio;
-  if (base) fillRun(context, { row, left: LEFT, right: width - RIGHT, value: 1, label: "" });
+  if (base) fillRun(context, { row, left: LEFT, right: width - RIGHT, value: 1 });
   drawRuns(context, document.audio.ranges, { row, width, frames, linked, chosen: run?.lane === "audio" ? run.index : -1 });
   const wave = peaks?.[Math.min(channel, peaks.length - 1)];
   if (wave) {
@@ -218,8 +220,7 @@ function drawRuns(context, runs, { row, width, frames, linked, chosen }) {
   runs.forEach((run, index) => {
     if (!runIsOn(row.name, run, linked)) return;
     const [left, right] = [xOf(run.from, width, frames), xOf(run.to, width, frames)];
-    const label = run.value === 0 ? "keep" : run.value === 1 ? "regenerate" : `${Math.round(run.value * 100)}%`;
-    fillRun(context, { row, left, right, value: run.value, label });
+    fillRun(context, { row, left, right, value: run.value });
     context.strokeStyle = chosen === index ? "#fff" : "rgba(255,255,255,0.35)";
     context.lineWidth = chosen === index ? 2 : 1;
     context.strokeRect(left + 0.5, row.top + 0.5, Math.max(1, right - left - 1), row.height - 1);
@@ -229,9 +230,9 @@ function drawRuns(context, runs, { row, width, frames, linked, chosen }) {
 /**
  * Fill a run: keep is plain, regenerate has stripes.
  * @param {Context} context
- * @param {{ row: Row, left: number, right: number, value: number, label: string }} run
+ * @param {{ row: Row, left: number, right: number, value: number }} run
  */
-function fillRun(context, { row, left, right, value, label }) {
+function fillRun(context, { row, left, right, value }) {
   context.save();
   context.beginPath();
   context.rect(left, row.top, right - left, row.height);
@@ -248,11 +249,30 @@ function fillRun(context, { row, left, right, value, label }) {
     context.lineTo(x + row.height, row.top);
   }
   context.stroke();
-  context.globalAlpha = 1;
-  context.fillStyle = "#fff";
-  context.textAlign = "center";
-  if (right - left > 34) context.fillText(label, (left + right) / 2, row.top + row.height / 2);
   context.restore();
+}
+
+/**
+ * Write on each run what it does, over all that is drawn there.
+ * @param {Context} context
+ * @param {TimeState} state
+ * @param {Row} row
+ * @param {number} width
+ */
+function drawNames(context, { document, frames }, row, width) {
+  const { linked } = document.audio;
+  const runs = row.name === "video" ? document.video.ranges : row.name.startsWith("audio") ? document.audio.ranges : [];
+  for (const run of runs) {
+    const [left, right] = [xOf(run.from, width, frames), xOf(run.to, width, frames)];
+    if (!runIsOn(row.name, run, linked) || right - left < 34) continue;
+    const name = run.value === 0 ? "keep" : run.value === 1 ? "regenerate" : `${Math.round(run.value * 100)}%`;
+    context.save();
+    context.beginPath();
+    context.rect(left, row.top, right - left, row.height);
+    context.clip();
+    drawLabel(context, name, (left + right) / 2, row.top + row.height / 2, "center");
+    context.restore();
+  }
 }
 
 /** @param {Context} context @param {TimeState} state @param {Row} row @param {number} width */

@@ -231,7 +231,7 @@ function placed(editor, document, points) {
   }
   /** @type {Layer} */
   const made = {
-    id: freeId(document, kind),
+    id: freeId(document, kind === "polygon" ? "lasso" : kind),
     name: "",
     kind,
     mode: editor.mode,
