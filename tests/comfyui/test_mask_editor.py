@@ -313,6 +313,7 @@ def test_a_run_reaches_the_tab_that_queued_it_and_not_another_of_the_same_templa
     editor.page.wait_for_function("() => document.querySelector('[data-part=carried]')")
     told = editor.page.evaluate("() => window.told")
     assert {name for name, _ in told} == {"executed", "h3_engine.canvas"}
+    assert len({detail.get("prompt") or detail["prompt_id"] for _, detail in told}) == 1, "both name the run"
     for _, detail in told:
         if "canvas" in detail:
             detail["canvas"] = {"width": 128, "height": 128, "frames": 22}

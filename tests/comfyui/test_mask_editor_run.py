@@ -33,6 +33,10 @@ def test_what_is_painted_is_made_anew_on_two_ranks_and_the_rest_stays_bit_for_bi
         long = page.locator("[data-part=long]")
         assert long.text_content() == "56 (clip 52 + 4 held)", "why the shot is longer than its clip"
         assert "17n+5" in str(editor.get("editor.root.querySelector('[data-part=where]').title"))
+        editor.get("editor.goTo(54)")
+        editor.settle()
+        assert "frame 54 (held) of 56" in str(editor.get("editor.root.querySelector('[data-part=where]').textContent"))
+        editor.get("editor.goTo(0)")
         page.evaluate(_STORE)
         editor.run_up_to_here(seconds=300)
         canvas = editor.get("editor.known")
