@@ -8,6 +8,8 @@ import torch
 
 from .contract.errors import ConfigError
 
+_INSTRUCTION_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+"""With these a user keeps oneDNN, which runs torch's convolutions on a CPU, from a part of the CPU's instructions."""
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -57,3 +59,9 @@ def share_cores(ranks: int) -> None:
     """Give this rank its part of the host's cores, unless the user set OMP_NUM_THREADS."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
+
+
+def convolves_with_avx512(device: torch.device) -> bool:
+    """Whether ``device`` is a CPU whose convolutions are sure to use AVX-512."""
+    limited = any(name in os.environ for name in _INSTRUCTION_LIMITS)
+    return device.type == "cpu" and not limited and torch.backends.cpu.get_cpu_capability().startswith("AVX512")

@@ -19,6 +19,8 @@ PAD_MULTIPLE = 64
 """A pinned length of the packed sequence is a multiple of this many rows."""
 CHUNKS_AHEAD = 2
 """Chunks of frames that may wait to be taken when the ranks begin their next round of tiles."""
+SOUND_SLICE_BYTES = 2**20
+"""Of what a layer of the audio VAE reads, what it is given at once where its result can be made slice by slice."""
 MIN_RANK_WEIGHT = 1e-6
 MAX_RANK_WEIGHT = 1e6
 """A rank's weight lies between these: shares that differ by more are nobody's wish."""

@@ -3,9 +3,10 @@
 The VAE is mono: the two channels of a stereo sound are its batch, in their order. Promise: bit-equal to diffusers' for
 sounds up to `sound_pieces.LONGEST_WHOLE`, 15 s. Longer ones are run in pieces of that length and equal diffusers' to
 the rounding of fp32; they take the memory of 15 s, beside the result, 256 kB a second, and to encode what the encoder's
-last block works on, in which each latent attends to all before it: 5 MB a second as released. A class of VAE that the
-checkpoint brings is run whole. When memory runs out, shorter pieces are tried with freed caches. Raises `JobError`
-``out_of_memory`` when that fails too.
+last block works on, in which each latent attends to all before it: 5 MB a second as released. The layers run slice by
+slice (`sound_slices`), so that up to 15 s decoding grows by 15 MB a second as released. A class of VAE that the
+checkpoint brings is run whole, as it is. When memory runs out, shorter pieces are tried with freed caches. Raises
+`JobError` ``out_of_memory`` when that fails too.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from diffusers import AutoencoderKLMiniMaxH3Audio
 from ..devices_memory import attempt, exhausted
 from .crew import VaeCrew
 from .sound_pieces import LONGEST_WHOLE, cut, decoder_reach, encoder_reach
+from .sound_slices import sliced
 
 _SHORT = LONGEST_WHOLE // 4
 """Latents of a piece when memory ran out."""
@@ -107,7 +109,8 @@ def _use(crew: VaeCrew, call: Callable[[Any, int], torch.Tensor], *, stage: str,
             if vae is None:
                 return None
             for latents in (width, min(width, _SHORT)):
-                made = attempt(partial(call, vae, latents))
+                with sliced(vae):
+                    made = attempt(partial(call, vae, latents))
                 if made is not None:
                     return made
                 crew.free()

@@ -55,13 +55,13 @@ def decoder_reach(vae: Any) -> int:
     """Return how many latents on either side a decoded sample depends on, at most (`AutoencoderKLMiniMaxH3Audio`)."""
     decoder = vae.decoder
     per_stage = len(decoder.resblocks) // len(decoder.ups)
-    rate, reach = 1, float(_reach(decoder.conv_pre))
+    rate, reach = 1, float(reach_of(decoder.conv_pre))
     for stage, (up,) in enumerate(decoder.ups):
         reach += math.ceil(up.kernel_size[0] / up.stride[0]) / rate
         rate *= up.stride[0]
         # The blocks of a stage stand side by side.
-        reach += max(map(_reach, decoder.resblocks[stage * per_stage : (stage + 1) * per_stage])) / rate
-    return math.ceil(reach + (_reach(decoder.activation_post) + _reach(decoder.conv_post)) / rate)
+        reach += max(map(reach_of, decoder.resblocks[stage * per_stage : (stage + 1) * per_stage])) / rate
+    return math.ceil(reach + (reach_of(decoder.activation_post) + reach_of(decoder.conv_post)) / rate)
 
 
 def encoder_reach(vae: Any) -> int:
@@ -77,7 +77,7 @@ def _convolutions(module: nn.Module) -> list[Any]:
     return [part for part in module.modules() if isinstance(part, nn.Conv1d)]
 
 
-def _reach(module: nn.Module) -> int:
+def reach_of(module: nn.Module) -> int:
     """Return the samples, at a module's own rate, on either side that it reads in all."""
     # Activations resample: up by a stride and down again, each through a filter at the higher rate.
     filters: list[Any] = [part for part in module.modules() if hasattr(part, "filter")]

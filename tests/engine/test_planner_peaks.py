@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from engine.checkpoint import open_checkpoint
+from engine.contract.geometry import SAMPLES_PER_AUDIO_LATENT
 from engine.placement import compute_dtype
 from engine.planner_activations import StageBytes, always_bytes, rank_needs, rank_stages, step_table_bytes
+from engine.planner_activations_sound import decode_sound_peak, encode_sound_peak
 from engine.planner_activations_transformer import RankRows, transformer_peak
 from engine.planner_activations_vae import TileCount, count_chunks, slot_count, vae_weights
 from engine.planner_request import MediumSize, RequestSize
@@ -20,6 +22,7 @@ from engine.planner_sizes import RELEASED
 from engine.planner_weights import ServedModel, Setup, held_bytes, rank_tensors, rank_weights
 from engine.rank_options import ParallelOptions, VaeOptions
 from engine.vae import chunks, crew, tiles
+from engine.vae.sound_slices import sliced
 from tests.support import stages
 from tests.support.fake_accelerator import run_on_device
 from tests.support.live_bytes import FusedAttention, LiveBytes
@@ -104,6 +107,18 @@ def forward_on_meta(model: ServedModel, rows: RankRows, dtype: str) -> int:
     with torch.no_grad(), FusedAttention(), LiveBytes() as live:
         transformer(**inputs, return_dict=False)
     return live.peak + sum(tensor.nbytes for tensor in inputs.values())
+
+
+@pytest.mark.parametrize("latents", [37, 207, 603])
+def test_sound_through_the_released_vae_peaks_where_it_was_walked_to(latents: int) -> None:
+    vae = build_on_meta("audio_vae", RELEASED["audio_vae"]).eval().requires_grad_(False)
+    with torch.no_grad(), sliced(vae), LiveBytes() as live:
+        vae.decode(torch.empty(2, 32, latents, device="meta"))
+    assert decode_sound_peak(RELEASED_MODEL, latents) == pytest.approx(live.peak, rel=0.05)
+    sound = torch.empty(2, 1, latents * SAMPLES_PER_AUDIO_LATENT, device="meta")
+    with torch.no_grad(), sliced(vae), LiveBytes() as live:
+        vae.encode(sound)
+    assert encode_sound_peak(RELEASED_MODEL, latents) == pytest.approx(live.peak + sound.nbytes, rel=0.05)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
