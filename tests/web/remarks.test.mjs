@@ -31,34 +31,50 @@ test("a clip that is held up to the model's next length is told as both numbers"
   assert.doesNotMatch(lengthOf(124, 52).title, /held/);
 });
 
-test("an erasing stroke that is too fine for a cell is told what would do", () => {
+test("an erasing stroke that is too fine for a cell is told what would do", async () => {
   const fine = shape({ mode: "erase", size: 3 });
-  assert.match(why(boxed, fine), /only once all of it is erased.*Size 40 px/);
-  assert.equal(why(boxed, { ...fine, size: 40 }), "");
+  assert.match(await why(boxed, fine), /only once all of it is erased.*Size 40 px/);
+  assert.equal(await why(boxed, { ...fine, size: 40 }), "");
   const halved = { ...boxed, canvas: { ...SIZE, width: 64, height: 32 } };
-  assert.match(why(halved, fine), /Size 20 px/, "sizes are of the document's canvas");
+  assert.match(await why(halved, fine), /Size 20 px/, "sizes are of the document's canvas");
 });
 
-test("a dot of the size that is told changes a cell wherever it is", () => {
+test("a dot of the size that is told changes a cell wherever it is", async () => {
   for (let x = 0.2; x < 0.55; x += 0.013) {
     for (const y of [0.4, 0.44, 0.5, 0.53, 0.6]) {
-      assert.equal(why(boxed, shape({ mode: "erase", size: 40, keys: [{ frame: 0, points: [[x, y]] }] })), "", `${x}, ${y}`);
+      assert.equal(await why(boxed, shape({ mode: "erase", size: 40, keys: [{ frame: 0, points: [[x, y]] }] })), "", `${x}, ${y}`);
     }
   }
 });
 
-test("a shape that changes nothing for another reason is told that one", () => {
+test("a shape that changes nothing for another reason is told that one", async () => {
   const far = [{ frame: 0, points: [[0.95, 0.5]] }];
-  assert.match(why(boxed, shape({ mode: "erase", size: 8, keys: far })), /is kept already/);
-  assert.match(why(boxed, shape({})), /is regenerated already/);
-  assert.match(why(boxed, shape({ strength: 0, keys: far })), /strength of the shape is 0%/);
-  assert.equal(why(boxed, shape({ keys: far })), "");
+  assert.match(await why(boxed, shape({ mode: "erase", size: 8, keys: far })), /is kept already/);
+  assert.match(await why(boxed, shape({})), /is regenerated already/);
+  assert.match(await why(boxed, shape({ strength: 0, keys: far })), /strength of the shape is 0%/);
+  assert.equal(await why(boxed, shape({ keys: far })), "");
   const kept = withRanges(boxed, "video", [{ from: 0, to: 39, value: 0 }]);
-  assert.match(why(kept, shape({ keys: far })), /ranges of the “picture” lane decide/);
+  assert.match(await why(kept, shape({ keys: far })), /ranges of the “picture” lane decide/);
   const half = withRanges(boxed, "video", [{ from: 0, to: 22, value: 0 }]);
-  assert.equal(why(half, shape({ keys: far })), "", "it counts in the other half");
+  assert.equal(await why(half, shape({ keys: far })), "", "it counts in the other half");
   const carried = { video: new Float32Array(12 * 8 * 4).fill(1), audio: new Float32Array(2 * 65) };
-  assert.match(why(boxed, shape({ mode: "erase", size: 8, keys: far }), carried), /violet mask came with the latent/);
+  assert.match(await why(boxed, shape({ mode: "erase", size: 8, keys: far }), carried), /violet mask came with the latent/);
+});
+
+test("nobody waits for the reason: it is worked out a little at a time, and no farther than it is wanted", async () => {
+  const size = { width: 1344, height: 768, frames: 243 };
+  const moving = [{ frame: 0, points: BOX.keys[0].points }, { frame: 242, offset: [0.2, 0] }];
+  const before = addLayer(emptyDocument(size), { ...BOX, range: [0, 243], keys: moving });
+  const after = addLayer(before, shape({ mode: "erase", size: 2, range: [0, 243], keys: [{ frame: 0, points: [[0.98, 0.98]] }] }));
+  let [asked, rests] = [0, 0];
+  const timer = setInterval(() => rests++, 1);
+  const edit = { before, after, rasters: new Map() };
+  const said = await whyNothing(new MaskCells(size), edit);
+  clearInterval(timer);
+  assert.match(said, /is kept already/);
+  assert.ok(rests > 3, `${rests}`);
+  await whyNothing(new MaskCells(size), edit, () => ++asked < 5);
+  assert.equal(asked, 5);
 });
 
 test("that a range decides is told to who is about to paint, not only once something is painted", () => {

@@ -2,7 +2,8 @@
 // wipe between source and result. The pointer is captured from press to release; pen pressure scales the brush.
 
 import { addLayer, changeLayer, freeId, moveWhole, putKey } from "./edits.js";
-import { whyNothing } from "./effect.js";
+import { changesToken, whyNothing } from "./effect.js";
+import { tokenOfFrame } from "./grid.js";
 import { addToGroup, changeGroup, groupOf, takesStroke, transformGroup } from "./groups.js";
 import { layerUnder } from "./picture.js";
 import { pointOf, resample } from "./document.js";
@@ -190,14 +191,17 @@ function finish(editor, gesture) {
   if (editor.reshaping) return editor.commit(document);
   editor.show({ selected: document.layers.at(-1)?.id ?? null });
   editor.commit(document);
-  if (editor.document.layers.at(-1)?.id === editor.selected) tellOfNothing(editor, gesture.document);
+  if (editor.document.layers.at(-1)?.id === editor.selected) void tellOfNothing(editor, gesture.document);
 }
 
 /** Say so when the shape that was just drawn changes no cell. @param {MaskEditor} editor @param {MaskDocument} before */
-function tellOfNothing(editor, before) {
-  const after = editor.document;
-  const why = whyNothing(editor.cells, { before, after, rasters: editor.rasters.of(after, editor.size) });
-  if (why) editor.say(why);
+async function tellOfNothing(editor, before) {
+  const { cells, document: after } = editor;
+  const edit = { before, after, rasters: editor.rasters.of(after, editor.size) };
+  if (changesToken(cells, edit, tokenOfFrame(editor.frame))) return;
+  const wanted = () => editor.document === after && !editor.closed;
+  const why = await whyNothing(cells, edit, wanted);
+  if (why && wanted()) editor.say(why);
 }
 
 /**
