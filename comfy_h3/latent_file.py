@@ -14,7 +14,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from ..engine.contract.latent_file import MASKS, PLAIN_MASK, describe, read_facts, read_latent_header
+from ..engine.contract.latent_file import (
+    MASKS,
+    PLAIN_MASK,
+    describe,
+    fitting_texts,
+    read_facts,
+    read_latent_header,
+)
 from .convert import latent_streams
 
 SUFFIX = ".h3latent.safetensors"
@@ -22,8 +29,11 @@ SUFFIX = ".h3latent.safetensors"
 _MASK = "noise_mask"
 
 
-def save_latent(path: Path, latent: Mapping[str, Any], *, texts: Mapping[str, str]) -> None:
+def save_latent(path: Path, latent: Mapping[str, Any], *, texts: Mapping[str, str]) -> list[str]:
     """Write a LATENT to ``path``; ``texts`` are further entries of the metadata.
+
+    Returns:
+        the names of those that were left out, because no reader would take a file with them.
 
     Raises:
         RequestError: as `latent_streams`.
@@ -35,7 +45,9 @@ def save_latent(path: Path, latent: Mapping[str, Any], *, texts: Mapping[str, st
         nested = getattr(mask, "is_nested", False)
         tensors |= zip(MASKS, mask.unbind(), strict=True) if nested else {PLAIN_MASK: mask}
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(plain, path, {**describe(streams[0].shape[2]), **texts})
+    fitting = fitting_texts(texts)
+    save_file(plain, path, {**describe(streams[0].shape[2]), **fitting})
+    return [name for name in texts if name not in fitting]
 
 
 def load_latent(

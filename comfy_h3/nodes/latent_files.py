@@ -48,8 +48,11 @@ class H3EngineSaveLatent(io.ComfyNode):  # type: ignore[misc]
             path, result = host.new_output(filename_prefix, SUFFIX)
             texts = {"prompt": cls.hidden.prompt, **(cls.hidden.extra_pnginfo or {})}
             known = {name: json.dumps(text) for name, text in texts.items() if text is not None}
-            save_latent(path, latent, texts={} if host.metadata_disabled() else known)
-        host.NodeDisplay().text(f"Saved {result['subfolder']}/{result['filename']}".replace(" /", " "))
+            left_out = save_latent(path, latent, texts={} if host.metadata_disabled() else known)
+        lines = [f"Saved {result['subfolder']}/{result['filename']}".replace(" /", " ")]
+        if left_out:
+            lines.append(f"Without {' and '.join(left_out)}: too long for such a file.")
+        host.NodeDisplay().text("\n".join(lines))
         return io.NodeOutput(latent, ui={"latents": [result]})
 
 

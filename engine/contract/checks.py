@@ -78,7 +78,7 @@ def check_request(
                 f"This engine does not serve the stage {stage!r}.",
                 field="request.task",
                 value=request.task,
-                remedy=f"It serves {', '.join(stages)}; point this node at an engine that serves {stage!r}.",
+                remedy=f"It serves {', '.join(stages)}; ask an engine that serves {stage!r}.",
             )
     if isinstance(request, (EncodePrompt, EncodeMedia, Generate)):
         check_media(request)

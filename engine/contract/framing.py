@@ -19,7 +19,12 @@ from .errors import RequestError
 MAX_SLICE = 4 * 1024 * 1024 - 16
 """Largest payload of one binary frame, bytes (with its header: 4 MiB)."""
 HEADER = struct.Struct(">IIQ")
-_MAX_HEADER_BYTES = 1_000_000
+MAX_HEADER_BYTES = 16_000_000
+"""Longest safetensors header that is read, bytes: most of it may be texts, as the workflow of a saved latent."""
+_MAX_TABLE_BYTES = 1_000_000
+"""Longest header without what stands in its strings, and each string counts; so its objects stay few."""
+_REMEDY = "Write the part with safetensors."
+_CUT_REMEDY = "Write, copy or download it once more."
 _MAX_NAME = 80
 _MAX_NUMBER = 2**63
 DTYPE_BYTES = {
@@ -77,8 +82,11 @@ def read_header(file: BinaryIO, size: int, *, field: str) -> dict[str, TensorInf
     """
     prefix = file.read(8)
     length = int.from_bytes(prefix, "little") if len(prefix) == 8 else -1
-    if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
-        raise _bad(field, length, "The safetensors header's length is wrong.")
+    if not 2 <= length <= MAX_HEADER_BYTES:
+        raise _bad(field, length, "This is not safetensors: its header's length cannot be.")
+    if length > size - 8:
+        message = f"The safetensors is cut: its header has {length} bytes, {max(0, size - 8)} are there."
+        raise _bad(field, size, message, _CUT_REMEDY)
     table = _read_table(file.read(length), field)
     infos = [_info(name, entry, field) for name, entry in table.items() if name != "__metadata__"]
     infos.sort(key=lambda info: (info.start, info.end))
@@ -87,8 +95,12 @@ def read_header(file: BinaryIO, size: int, *, field: str) -> dict[str, TensorInf
         if info.start != position:
             raise _bad(f"{field}.{info.name}", info.start, "The tensors' byte ranges overlap or leave a hole.")
         position = info.end
-    if position != size - 8 - length:
-        raise _bad(field, position, f"The header describes {position} bytes of data, {size - 8 - length} are there.")
+    data = size - 8 - length
+    if position > data:
+        message = f"The safetensors is cut: its header promises {position} bytes of data, {data} are there."
+        raise _bad(field, size, message, _CUT_REMEDY)
+    if position < data:
+        raise _bad(field, position, f"The header describes {position} bytes of data, {data} are there.")
     return {info.name: info for info in infos}
 
 
@@ -96,6 +108,8 @@ def _read_table(header: bytes, field: str) -> dict[str, Any]:
     """Return the header's JSON object, refusing what the safetensors library would refuse later."""
     if not header.startswith(b"{"):
         raise _bad(field, None, "The safetensors header does not start with an object.")
+    if len(header) > _MAX_TABLE_BYTES and _length_without_texts(header) > _MAX_TABLE_BYTES:
+        raise _bad(field, len(header), "The safetensors header has too many entries.")
     try:
         table = json.loads(
             header.decode(), parse_constant=_no_constant, parse_int=_whole, object_pairs_hook=_no_duplicates
@@ -107,6 +121,15 @@ def _read_table(header: bytes, field: str) -> dict[str, Any]:
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise _bad(f"{field}.__metadata__", metadata, "The metadata of safetensors are strings.")
     return dict(table)
+
+
+def _length_without_texts(header: bytes) -> int:
+    """Return how long JSON is when each string counts as two bytes, its quotes."""
+    plain = header.replace(rb"\\", b"").replace(rb"\"", b"")
+    if plain.count(b'"') > _MAX_TABLE_BYTES:
+        return len(plain)
+    outside = plain.split(b'"')[::2]
+    return sum(len(piece) + 2 for piece in outside)
 
 
 def _no_constant(name: str) -> None:
@@ -146,5 +169,5 @@ def _info(name: str, entry: Any, field: str) -> TensorInfo:
     return TensorInfo(name, dtype, tuple(sides), start, end)
 
 
-def _bad(field: str, value: object, message: str) -> RequestError:
-    return RequestError("bad_tensor", message, field=field, value=value, remedy="Write the part with safetensors.")
+def _bad(field: str, value: object, message: str, remedy: str = _REMEDY) -> RequestError:
+    return RequestError("bad_tensor", message, field=field, value=value, remedy=remedy)

@@ -9,12 +9,13 @@ and ``audio_mask`` [1, 1, 2, A], or one ``noise_mask`` of any shape for the vide
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 from . import geometry
 from .errors import RequestError
-from .framing import TensorInfo, read_header
+from .framing import MAX_HEADER_BYTES, TensorInfo, read_header
 from .version import ENGINE_VERSION
 
 METADATA = "minimax_h3_latent"
@@ -22,6 +23,10 @@ METADATA = "minimax_h3_latent"
 MASKS = ("video_mask", "audio_mask")
 PLAIN_MASK = "noise_mask"
 _DIMENSIONS = {"video": 5, "audio": 4}
+_ROOM_FOR_TEXTS = MAX_HEADER_BYTES - 100_000
+"""Bytes of the header; the rest is for `describe` and the tensors."""
+_LARGEST_FACT = 2**64
+_LONGEST_FACT = 80
 
 
 def describe(latent_frames: int, *, seed: int | None = None) -> dict[str, str]:
@@ -40,13 +45,34 @@ def describe(latent_frames: int, *, seed: int | None = None) -> dict[str, str]:
     return {METADATA: json.dumps(facts if seed is None else {**facts, "seed": seed}, sort_keys=True)}
 
 
+def fitting_texts(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return those of ``texts``, in their order, that a latent file has room for: what is written can be read again."""
+    fitting: dict[str, str] = {}
+    room = _ROOM_FOR_TEXTS
+    for name, text in texts.items():
+        length = len(json.dumps({name: text}, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+        if length <= room:
+            fitting[name] = text
+            room -= length
+    return fitting
+
+
 def read_facts(metadata: Mapping[str, str] | None) -> dict[str, Any]:
-    """Return what `describe` wrote, nothing from a file of somebody else."""
+    """Return what `describe` wrote, nothing from a file of somebody else, and no fact that cannot be one."""
     try:
         facts = json.loads((metadata or {}).get(METADATA, "{}"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
-    return facts if isinstance(facts, dict) else {}
+    return {name: fact for name, fact in facts.items() if _may_be(fact)} if isinstance(facts, dict) else {}
+
+
+def _may_be(fact: object) -> bool:
+    """Whether ``fact`` is a number or a short text."""
+    if isinstance(fact, str):
+        return len(fact) <= _LONGEST_FACT
+    if isinstance(fact, bool) or not isinstance(fact, (int, float)):
+        return False
+    return math.isfinite(fact) if isinstance(fact, float) else abs(fact) < _LARGEST_FACT
 
 
 def read_latent_header(file: BinaryIO, length: int, *, field: str) -> Mapping[str, TensorInfo]:
@@ -64,6 +90,6 @@ def read_latent_header(file: BinaryIO, length: int, *, field: str) -> Mapping[st
             f"The file holds no MiniMax-H3 latent: {' and '.join(wrong)} missing or of another shape.",
             field=field,
             value=shown,
-            remedy="Use a file of H3EngineSaveLatent, or one that h3-engine generate kept.",
+            remedy="Use a latent that ComfyUI saved (H3 Engine Save Latent), or that h3-engine generate kept.",
         )
     return header

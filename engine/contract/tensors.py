@@ -92,7 +92,7 @@ def check_text(tensors: Tensors, *, facts: ModelFacts, longest: int, remedy: str
             f"The conditioning is {embeds.shape[2]} wide, this model reads {facts.text_dim}.",
             field="parts.conditioning.prompt_embeds",
             value=str(list(embeds.shape)),
-            remedy="Encode the prompt with H3EngineTextEncode (or a MiniMax-H3 encoder) of the same model.",
+            remedy="Encode the prompt with the same model's encoder.",
         )
     if embeds.shape[0] != 1 or embeds.shape[1] < 1 or tags.shape != (embeds.shape[1],):
         raise RequestError(
@@ -154,5 +154,5 @@ def check_latent_shapes(video: tuple[int, ...], audio: tuple[int, ...], facts: M
 
 
 def _latent_error(code: str, message: str, *, field: str, value: object) -> RequestError:
-    remedy = "Connect a latent from H3EngineEmptyLatent or H3EngineSampler of the same model."
+    remedy = "Use a latent that was made, sampled or encoded for the same model, whole."
     return RequestError(code, message, field=field, value=value, remedy=remedy)

@@ -116,6 +116,18 @@ def test_a_latent_with_its_masks_comes_back_from_a_file_bit_equal(
     assert (facts["frames"], facts["fps"], facts["seconds"]) == (22, 24, 0.917)
 
 
+def test_a_latent_is_saved_with_a_workflow_of_megabytes_but_without_one_that_no_reader_would_take(
+    h3pack: ModuleType, tmp_path: Path
+) -> None:
+    module = importlib.import_module("h3pack.comfy_h3.latent_file")
+    path, latent = tmp_path / "x.h3latent.safetensors", pair()
+    for length, left_out in ((3_000_000, []), (17_000_000, ["workflow"])):
+        texts = {"prompt": "{}", "workflow": "w" * length}
+        assert module.save_latent(path, latent, texts=texts) == left_out
+        back, _ = module.load_latent(path, nested=list)
+        assert torch.equal(back["samples"][0], latent["samples"].unbind()[0])
+
+
 @pytest.mark.parametrize("tensors", [{"x": torch.zeros(2)}, {"video": torch.zeros(1, 24, 7, 4, 4)}, {}])
 def test_a_file_without_both_streams_is_no_latent(h3pack: ModuleType, tmp_path: Path, tensors: Any) -> None:
     module = importlib.import_module("h3pack.comfy_h3.latent_file")

@@ -106,6 +106,26 @@ def test_the_file_may_be_shorter_than_it_was_announced() -> None:
     assert caught.value.code == "bad_tensor"
 
 
+@pytest.mark.parametrize("length", [20, 200, len(GOOD) - 1])
+def test_a_file_that_was_cut_is_said_to_be_cut_with_both_lengths(length: int) -> None:
+    words = r"is cut: its header (has|promises) \d+ bytes.* \d+ are there"
+    with pytest.raises(RequestError, match=words) as caught:
+        read(GOOD[:length])
+    assert "once more" in str(caught.value.remedy)
+
+
+def test_megabytes_of_text_are_read_but_not_megabytes_of_objects() -> None:
+    text = json.dumps({"prompt": 'a "fox" \\ ' * 200_000})
+    large = save({"x": np.zeros(1, np.float32)}, metadata={"workflow": text})
+    assert len(large) > 2_000_000
+    assert list(read(large)) == ["x"]
+    for bulk in (b'{"a":[' + b"[]," * 600_000 + b"[]]}", b'{"a":[' + b'"",' * 600_000 + b'""]}'):
+        with pytest.raises(RequestError, match="too many entries"):
+            read(build(bulk))
+    with pytest.raises(RequestError, match="header's length"):
+        read(build(b'{"__metadata__":{"a":"' + bytes(framing.MAX_HEADER_BYTES) + b'"}}'))
+
+
 def test_whatever_passes_is_read_by_the_safetensors_library_too() -> None:
     rng = random.Random(0)
     passed = 0
