@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
-from aiohttp import ClientConnectionResetError, WSCloseCode, WSMsgType, web
+from aiohttp import WSCloseCode, WSMsgType, web
 
 from ..contract import framing
 from ..contract.errors import EngineBusyError, EngineError, JobCancelled, RequestError
@@ -57,7 +57,7 @@ class Connection:
                     await self._take_text(message.data)
                 elif message.type is WSMsgType.BINARY:
                     await self._take_frame(message.data)
-        except ClientConnectionResetError:
+        except ConnectionError:
             logger.info("a connection was lost while it was answered")
         finally:
             await self._leave()
@@ -242,12 +242,17 @@ class Connection:
 
     async def _send_events(self, job: Job, after: int) -> None:
         try:
+            await self._send_all(job, after)
+        # Of aiohttp's two kinds, a plain one comes when the client goes while its full buffer is waited for.
+        except ConnectionError:
+            logger.info("job %s: the connection was lost at event %d", job.id, job.last_seq)
+
+    async def _send_all(self, job: Job, after: int) -> None:
+        try:
             with job.following():
                 async for sent in job.follow(after):
                     await self._send(sent)
                     job.sent(sent.data["seq"])
-        except ClientConnectionResetError:
-            logger.info("job %s: the connection was lost at event %d", job.id, job.last_seq)
         except FileNotFoundError:
             error = RequestError(
                 "no_result",

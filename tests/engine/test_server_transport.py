@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 import time
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from engine.cli_client import write_blob
 from engine.client import EngineClient
 from engine.wire import hash_file
 from tests.support.engine_process import EngineProcess
+from tests.support.jobs import new_id
 
 pytestmark = pytest.mark.ranks
 
@@ -69,3 +72,25 @@ def time_health(engine: EngineProcess) -> float:
     began = time.perf_counter()
     engine.get("/v1/health")
     return time.perf_counter() - began
+
+
+async def test_a_client_that_vanishes_while_it_is_sent_a_file_is_one_line_in_the_log(
+    engine: EngineProcess, tmp_path: Path
+) -> None:
+    source, job_id = tmp_path / "source.safetensors", new_id()
+    await asyncio.to_thread(write_blob, source, 64_000_000)
+    async with EngineClient(engine.url) as client, client.connect(tmp_path) as channel:
+        await channel.submit({"task": "echo"}, job_id=job_id, inputs={"data": source})
+        # Nothing is read, so the sender waits for room in the sockets' buffers.
+        while engine.call("GET", f"/v1/jobs/{job_id}")[1].get("state") != "done":
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.5)
+        transport = channel.socket.get_extra_info("socket")
+        transport.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        channel.socket._response.connection.transport.abort()
+    deadline = time.monotonic() + 20
+    while not (told := [line for line in engine.log_text().splitlines() if job_id in line and "connection" in line]):
+        assert time.monotonic() < deadline, "nothing was told"
+        await asyncio.sleep(0.1)
+    assert [line for line in told if "the connection was lost at event" not in line] == []
+    assert f"sending the events of job {job_id} failed" not in engine.log_text()
