@@ -21,6 +21,7 @@ from engine.client import Channel, EngineClient
 from engine.contract.errors import JobError
 from engine.contract.geometry import audio_latents, latent_frames
 from engine.contract.limits import CHUNKS_AHEAD
+from engine.devices import convolves_with_avx512
 from tests.support.engine_process import ROOT, EngineProcess
 from tests.support.jobs import QUICK, events_until_final, new_id, wait_for_event
 from tests.support.video import video_facts
@@ -311,7 +312,9 @@ async def test_the_answering_rank_holds_hardly_more_for_15_seconds_of_sound_and_
     assert peaks[124].keys() == {"decode_audio", "decode_video"}
     short, long = (max(peaks[frames].values()) for frames in (124, 362))
     # Five results of the sound's last layers, 12.8 kB a latent each, are whole: 25 MB. Not in slices it is 163 MB.
-    grown = 5 * 12_800 * (audio_latents(362) - audio_latents(124))
+    # Without AVX-512 the last convolutions run whole too, and take as much again.
+    results = 5 if convolves_with_avx512(torch.device("cpu")) else 10
+    grown = results * 12_800 * (audio_latents(362) - audio_latents(124))
     assert long - short < grown + 5e6, peaks
 
 

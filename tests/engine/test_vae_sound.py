@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from engine.contract.geometry import SAMPLES_PER_AUDIO_LATENT, audio_latents
+from engine.devices import convolves_with_avx512
 from engine.models.bundle import Models
 from engine.vae import sound_slices
 from engine.vae.crew import VaeCrew
@@ -139,9 +140,11 @@ def test_fifteen_seconds_of_sound_take_little_more_memory_than_five(crew: VaeCre
         latents = noise(1, 32, 2, audio_latents(frames))
         sound, grown[frames] = peak_growth(lambda latents=latents: there(decode_sound(crew, latents)))
         grown[-frames] = peak_growth(lambda sound=sound: encode_sound(crew, sound))[1]
-    # Whole they take 178 MB more to decode and 61 MB more to encode. The last layers' results remain.
-    assert grown[362] - grown[124] < 40e6, grown
-    assert grown[-362] - grown[-124] < 40e6, grown
+    # Whole they take 178 MB more to decode and 61 MB more to encode. The last layers' results remain, and what their
+    # convolutions take without AVX-512.
+    most = 40e6 if convolves_with_avx512(torch.device("cpu")) else 90e6
+    assert grown[362] - grown[124] < most, grown
+    assert grown[-362] - grown[-124] < most, grown
 
 
 def test_memory_does_not_grow_with_the_length_of_the_sound(crew: VaeCrew) -> None:
