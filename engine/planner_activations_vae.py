@@ -76,8 +76,8 @@ def count_chunks(latent_frames: int) -> int:
 def decode_peak(model: ServedModel, setup: Setup, rank: int, request: RequestSize) -> int:
     """Return the bytes that decoding the pictures of ``request`` allocates at its peak, without gather buffers.
 
-    On rank 0 that is where a chunk of whole pictures is made bytes: four times in fp32 and once as bytes; with a small
-    canvas, or elsewhere, in the decoder's gated feed-forward.
+    On rank 0 that is where a chunk of whole pictures is made of its tiles and laid out anew, three times in fp32 beside
+    the one before; with a small canvas, or elsewhere, in the decoder's gated feed-forward.
     """
     walk = Walk()
     sizes, item = VaeSizes.of(model.configs["vae"]), _item(setup)
@@ -93,22 +93,18 @@ def decode_peak(model: ServedModel, setup: Setup, rank: int, request: RequestSiz
 
 
 def _hand_on(walk: Walk, sizes: VaeSizes, tiles: TileCount, request: RequestSize, item: int) -> None:
-    """Chunks of whole pictures: the one before is alive in three places while the tiles of the next are decoded.
+    """Chunks of whole pictures: the one before is alive until the next is made, as are the frames cross-faded with it.
 
-    The last one has all frames of its clip; it becomes 0 to 1 in fp32, is laid out anew, is freed of what is no number
-    twice, and becomes bytes.
+    The last one has all frames of its clip; it becomes 0 to 1 in fp32 and is laid out anew beside the clip, is freed of
+    what is no number twice, and becomes bytes.
     """
     pixels = 3 * request.height * request.width
-    before, clip = geometry.FRAMES_PER_CHUNK * pixels * _FP32, _CLIP * pixels * item
-    several = count_chunks(request.latent_frames) > 1
-    if several:
-        with walk.holding(before, before, clip, clip * geometry.MIN_FRAMES // _CLIP):
-            _decode_tile(walk, sizes, tiles, item)
-            walk.at_once(clip)
-    last = min(_CLIP, request.frames) * pixels * _FP32
-    with walk.holding(clip):
-        walk.at_once(*((before, before) if several else ()), last, 0 if item == _FP32 else last)
-        walk.at_once(last, last, last, last, last // _FP32)
+    before, faded = geometry.FRAMES_PER_CHUNK * pixels * _FP32, geometry.MIN_FRAMES * pixels * item
+    clip, last = _CLIP * pixels * item, min(_CLIP, request.frames) * pixels * _FP32
+    with walk.holding(*((before, faded) if count_chunks(request.latent_frames) > 1 else ())):
+        _decode_tile(walk, sizes, tiles, item)
+        walk.at_once(clip, last, last)
+    walk.at_once(last, last, last, last // _FP32)
 
 
 def _decode_tile(walk: Walk, sizes: VaeSizes, tiles: TileCount, item: int) -> None:

@@ -439,12 +439,26 @@ class _Job:
         """Sound first, so that it can be interleaved with the pictures as they come."""
         with self._progress.running("decode_audio"):
             audio = decode_audio(self._ctx, latents.audio)
-        with self._progress.running("decode_video"), _frame_sink(outputs, latents, audio, request) as frames:
+        with self._progress.running("decode_video"), self._sink(outputs, latents, audio, request) as frames:
             for chunk in decode_video(self._ctx, latents.video):
                 self._give(frames, chunk)
             if self._late is not None:
                 raise self._late
         return frames.facts()
+
+    def _sink(
+        self, outputs: Outputs, latents: Latents, audio: torch.Tensor | None, request: Decode | Generate
+    ) -> FrameSink:
+        chunks = count_chunks(latents.video.shape[2])
+        assert self._ctx.vaes is not None
+        room = self._ctx.vaes.room
+
+        def describe() -> str:
+            return describe_latents(latents.video, latents.audio)
+
+        if request.container == "mp4":
+            return Mp4Frames(outputs, audio, chunks=chunks, describe=describe, room=room)
+        return TensorFrames(outputs, audio, chunks=chunks, dtype=request.frame_dtype, describe=describe, room=room)
 
     def _give(self, frames: FrameSink, chunk: torch.Tensor) -> None:
         """Give ``chunk``; when that fails, tell the others where all meet next.
@@ -465,16 +479,3 @@ def _sizes(request: EncodeMedia | Denoise | Generate) -> tuple[int, int, int]:
     assert request.height is not None
     assert request.frames is not None
     return request.width, request.height, request.frames
-
-
-def _frame_sink(
-    outputs: Outputs, latents: Latents, audio: torch.Tensor | None, request: Decode | Generate
-) -> FrameSink:
-    chunks = count_chunks(latents.video.shape[2])
-
-    def describe() -> str:
-        return describe_latents(latents.video, latents.audio)
-
-    if request.container == "mp4":
-        return Mp4Frames(outputs, audio, chunks=chunks, describe=describe)
-    return TensorFrames(outputs, audio, chunks=chunks, dtype=request.frame_dtype, describe=describe)

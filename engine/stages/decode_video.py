@@ -4,12 +4,13 @@ Promise: the chunks, joined, are bit-equal to diffusers' decode with the same ti
 holds one chunk, its tiles and one round of tiles, whatever the length. All ranks that hold the VAE decode; rank 0
 yields each chunk while the others work on the next, the other ranks yield nothing. ``boundary`` before each round of
 tiles on every rank. The VAE is on the device until the iterator ends, fails or is closed. Raises what ``boundary``
-raises, and `JobError` ``out_of_memory`` naming what holds the memory.
+raises, and `JobError` ``out_of_memory`` naming what holds the memory, after all was tried once more with freed caches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -27,21 +28,33 @@ def decode_video(ctx: StageContext, video: torch.Tensor) -> Iterator[torch.Tenso
     """
     assert ctx.vaes is not None
     total = count_chunks(video.shape[2])
-    latents = video.to(ctx.device, torch.float32)
-    vae = ctx.models.vae
-    if vae is not None:
-        latents = latents * _channels(vae.config.latents_std, ctx) + _channels(vae.config.latents_mean, ctx)
-    mean, std = _channels(PIXEL_MEAN, ctx), _channels(PIXEL_STD, ctx)
-    pieces = decode_frames(ctx.vaes, latents, boundary=ctx.boundary, ratio=ctx.models.facts.spatial_ratio)
-    for index, pixels in enumerate(pieces):
-        frames = (pixels.float() * std).add_(mean).clamp_(0, 1)  # [1, 3, f, H, W]
-        yield frames[0].permute(1, 2, 3, 0).contiguous()
+    latents = ctx.vaes.room.make(partial(_denormalised, ctx, video), what="the latents", stage="decode_video")
+    ratio = ctx.models.facts.spatial_ratio
+    pieces = decode_frames(ctx.vaes, latents, boundary=ctx.boundary, ratio=ratio, convert=_to_pictures)
+    for index, frames in enumerate(pieces):
+        yield frames
         ctx.report(index + 1, total)
 
 
-def _channels(values: tuple[float, ...], ctx: StageContext) -> torch.Tensor:
-    """Return ``values``, one a channel, as [1, C, 1, 1, 1]."""
-    return torch.tensor(values, device=ctx.device).view(1, -1, 1, 1, 1)
+def _denormalised(ctx: StageContext, video: torch.Tensor) -> torch.Tensor:
+    """Return the latents ``video`` on the rank's device as the VAE takes them; as they are on a rank without it."""
+    latents = video.to(ctx.device, torch.float32)
+    vae = ctx.models.vae
+    if vae is None:
+        return latents
+    std, mean = (_channels(values, latents) for values in (vae.config.latents_std, vae.config.latents_mean))
+    return latents * std + mean
+
+
+def _to_pictures(pixels: torch.Tensor) -> torch.Tensor:
+    """Return ``pixels`` [1, 3, f, H, W] of the VAE's pixel space as [f, H, W, 3] fp32 in 0..1."""
+    frames = (pixels.float() * _channels(PIXEL_STD, pixels)).add_(_channels(PIXEL_MEAN, pixels)).clamp_(0, 1)
+    return frames[0].permute(1, 2, 3, 0).contiguous()
+
+
+def _channels(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
+    """Return ``values``, one a channel, as [1, C, 1, 1, 1] on the device of ``like``."""
+    return torch.tensor(values, device=like.device).view(1, -1, 1, 1, 1)
 
 
 def to_uint8(frames: torch.Tensor) -> torch.Tensor:

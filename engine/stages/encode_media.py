@@ -1,13 +1,15 @@
 """Stage ``encode_media``: prepared pictures and sound to normalised latents.
 
-Promise: keyframes and references come out as diffusers encodes them, bit for bit; ``boundary`` before each encoding on
-every rank, ``report`` after each medium. Raises what ``boundary`` raises.
+Promise: keyframes and references come out as diffusers encodes them, bit for bit (sound on a CPU with as many
+threads); ``boundary`` before each encoding on every rank, ``report`` after each medium. Raises what ``boundary``
+raises, and `JobError` ``out_of_memory``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -45,7 +47,10 @@ def _encode_frames(ctx: StageContext, frames: torch.Tensor) -> torch.Tensor | No
     used = frames[: geometry.floor_frames(frames.shape[0])].permute(3, 0, 1, 2)[None]
     ratio = ctx.models.facts.spatial_ratio
     moments = encode_pixels(ctx.vaes, used, boundary=ctx.boundary, ratio=ratio, prepare=normalise_pixels)
-    return None if moments is None else sample_latents(ctx.models.vae, moments)
+    if moments is None:
+        return None
+    sample = partial(sample_latents, ctx.models.vae, moments)
+    return ctx.vaes.room.make(sample, what="the sampled latents", stage="encode_media")
 
 
 def _encode_sound(ctx: StageContext, waveform: torch.Tensor) -> torch.Tensor | None:

@@ -4,9 +4,10 @@ A unit is one tile of one chunk in time. All units of a call have the same shape
 balances cost; ranks of unlike speed get counts in proportion to their weights, a rank without the VAE none. Units go
 in order, chunk by chunk, in rounds of about as many as there are ranks; after each round the first rank, which answers,
 receives what the others made. Promise: ``boundary`` before each round, and after the last if tiles travel, on every
-rank alike; a chunk is handed on while the other ranks work on the next round; the answering rank holds the tiles of one
-chunk and one round; an error in computing leaves no data collective unfinished. Raises what ``boundary`` raises,
-`DataGroupError`, and `JobError` ``out_of_memory`` naming what holds the memory.
+rank alike; a chunk is finished and handed on while the other ranks work on the next round; the answering rank holds the
+tiles of one chunk and one round; an error in computing or finishing leaves no data collective unfinished. What runs out
+of memory is tried once more, with freed caches and gather buffers, and with one unit at once. Raises what ``boundary``
+raises, `DataGroupError`, and `JobError` ``out_of_memory`` naming what holds the memory.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from typing import Any
 
 import torch
 
-from ..devices_memory import attempt, exhausted, free_caches
+from ..devices_memory import Room, attempt, exhausted, free_caches
 from ..models.bundle import Models
-from ..parallel.collectives import DataGroupError, bring_to_first
+from ..parallel.collectives import DataGroupError, bring_to_first, collect_json
 from ..parallel.mesh import Mesh
 from ..parallel.rows import apportion
 from ..rank_options import VaeOptions
@@ -117,7 +118,12 @@ class VaeCrew:
 
     def held(self) -> dict[str, int]:
         """Return the bytes that this rank holds on its device, by what they are for."""
-        return {**self.staging.held(), "gather buffers": self.workspace.bytes}
+        return {**self.staging.held(), "gather buffers": self.workspace.bytes, "tiles": self.workspace.bytes_lent}
+
+    @property
+    def room(self) -> Room:
+        """The memory of this rank's device."""
+        return Room(self.rank, self.free, self.held)
 
 
 def build_crew(
@@ -136,11 +142,20 @@ def build_crew(
     """
     world, tp = mesh.layout.world_size, mesh.layout.tp_degree
     shares = tuple(1.0 if rank_weights is None else rank_weights[rank // tp] for rank in range(world))
+    workspace = GatherWorkspace(mesh.device, budget=options.gather_workspace_mb * 10**6)
+    staging = VaeStaging(
+        models,
+        mesh.device,
+        rank=mesh.layout.rank,
+        resident=options.vae_resident,
+        others=others,
+        release=workspace.release,
+    )
     return VaeCrew(
         mesh,
         _alone(shares) if options.vae_on_one_rank else shares,
-        VaeStaging(models, mesh.device, rank=mesh.layout.rank, resident=options.vae_resident, others=others),
-        GatherWorkspace(mesh.device, budget=options.gather_workspace_mb * 10**6),
+        staging,
+        workspace,
         TileGeometry(options.vae_tile, options.vae_tile_overlap),
         options.release_gather_workspace,
         options.media_encode == "leader",
@@ -162,42 +177,68 @@ def deal(units: int, weights: tuple[float, ...], *, batch: int = 1) -> list[Roun
     return [(first, apportion(min(size, units - first), weights)) for first in range(0, units, size)]
 
 
-def collect(work: Work, crew: VaeCrew, *, boundary: Callable[[], None]) -> Iterator[list[torch.Tensor]]:
+def collect(
+    work: Work, crew: VaeCrew, *, boundary: Callable[[], None], finish: Callable[[list[torch.Tensor]], torch.Tensor]
+) -> Iterator[torch.Tensor]:
     """Compute ``work`` together; every rank calls it alike.
 
+    Args:
+        finish: the results of a chunk's tiles, in order -> what is yielded, in memory of its own. Called on the
+            answering rank, chunk by chunk; once more for a chunk when memory ran out in it.
+
     Yields:
-        on the answering rank the results of each chunk's tiles, in order. They lie in the workspace: use them before
-        the next one is asked for. Nothing on the other ranks.
+        on the answering rank what was made of each chunk. Nothing on the other ranks.
     """
-    rounds = deal(work.chunks * work.tiles, crew.weights, batch=work.batch)
-    slots = _Slots(work, crew, rounds)
+    slots = _find_room(work, crew, boundary=boundary)
     finished = 0
-    for first, shares in rounds:
+    for number, (first, _) in enumerate(slots.rounds):
         boundary()
-        crew.mesh.quiet = not _travels(shares)
+        crew.mesh.quiet = not slots.travels(number)
         # The other ranks are at work already: what was gathered is handed on meanwhile.
-        if crew.answers:
-            while (finished + 1) * work.tiles <= first:
-                yield slots.chunk(finished)
-                finished += 1
-        slots.fill(first, shares)
-    if any(_travels(shares) for _, shares in rounds):
+        while crew.answers and (finished + 1) * work.tiles <= first:
+            try:
+                made = slots.finish(finished, finish)
+            except Exception:
+                slots.pass_by(number)
+                raise
+            yield made
+            del made
+            finished += 1
+        slots.fill(number)
+    if any(map(slots.travels, range(len(slots.rounds)))):
         # A rank that failed in the last round sent its tiles all the same.
         boundary()
     if crew.answers:
         for chunk in range(finished, work.chunks):
-            yield slots.chunk(chunk)
+            yield slots.finish(chunk, finish)
 
 
-def _travels(shares: tuple[int, ...]) -> bool:
-    """Whether any rank but the answering one computes something in a round."""
-    return sum(shares) > shares[ANSWERING]
+def _find_room(work: Work, crew: VaeCrew, *, boundary: Callable[[], None]) -> _Slots:
+    """Return room for the results: of as many units at once as all ranks have room for; every rank calls it alike."""
+    if work.batch > 1:
+        slots = attempt(lambda: _Slots(work, crew))
+        # A rank that failed until here must not be waited for in the exchange that follows.
+        boundary()
+        if all(collect_json(slots is not None, crew.mesh)):
+            assert slots is not None
+            return slots
+        logger.warning("a rank has no room for %d tiles at once; freeing caches, then one by one", work.batch)
+        del slots
+        crew.free()
+        work = dataclasses.replace(work, batch=1)
+    return crew.room.make(lambda: _Slots(work, crew), what="the tiles of one round", stage=work.stage)
 
 
 class _Slots:
-    """Where one call's results lie on this rank: a ring on the answering one, room for one round on the others."""
+    """Where one call's results lie on this rank: a ring on the answering one, room for one round on the others.
 
-    def __init__(self, work: Work, crew: VaeCrew, rounds: list[Round]) -> None:
+    Attributes:
+        rounds: in which they are computed.
+    """
+
+    def __init__(self, work: Work, crew: VaeCrew) -> None:
+        """Take the room; all ranks have the same ``work``."""
+        self.rounds = rounds = deal(work.chunks * work.tiles, crew.weights, batch=work.batch)
         self._work = work
         self._crew = crew
         self._batch = work.batch
@@ -214,31 +255,48 @@ class _Slots:
         assert self._buffer is not None
         return self._buffer[index % self._count]
 
-    def chunk(self, number: int) -> list[torch.Tensor]:
-        """Return the results of a chunk, which are all there."""
-        first = number * self._work.tiles
-        return [self._slot(unit) for unit in range(first, first + self._work.tiles)]
+    def travels(self, number: int) -> bool:
+        """Whether any rank but the answering one computes something in round ``number``."""
+        _, shares = self.rounds[number]
+        return sum(shares) > shares[ANSWERING]
 
-    def fill(self, first: int, shares: tuple[int, ...]) -> None:
+    def finish(self, chunk: int, call: Callable[[list[torch.Tensor]], torch.Tensor]) -> torch.Tensor:
+        """Return what ``call`` makes of the results of ``chunk``, which are all there."""
+        first = chunk * self._work.tiles
+        tiles = [self._slot(unit) for unit in range(first, first + self._work.tiles)]
+        return self._crew.room.make(lambda: call(tiles), what="a chunk of whole pictures", stage=self._work.stage)
+
+    def fill(self, number: int) -> None:
         """Compute this rank's units of a round and gather the others'; raise an error of this rank after that."""
-        ends = list(accumulate(shares, initial=first))
-        units = [range(start, end) for start, end in pairwise(ends)]
-        mine = units[self._crew.rank]
-        offset = 0 if self._crew.answers else mine.start
+        mine = self._units(number)[self._crew.rank]
         try:
-            self._compute(mine, offset)
+            self._compute(mine, self._offset(mine))
         except Exception:
-            # The others wait for this rank's part. What is in it nobody uses: they meet before.
-            with suppress(DataGroupError):
-                self._gather(units, offset)
+            self.pass_by(number)
             raise
-        self._gather(units, offset)
+        self._gather(number)
 
-    def _gather(self, units: list[range], offset: int) -> None:
+    def pass_by(self, number: int) -> None:
+        """Take part in a round with nothing: the others wait for this rank. They meet before anybody uses its part."""
+        with suppress(DataGroupError):
+            self._gather(number)
+
+    def _units(self, number: int) -> list[range]:
+        """Return the units of each rank in a round."""
+        first, shares = self.rounds[number]
+        return [range(start, end) for start, end in pairwise(accumulate(shares, initial=first))]
+
+    def _offset(self, mine: range) -> int:
+        """Return the unit whose result is in the first slot, before the ring comes around."""
+        return 0 if self._crew.answers else mine.start
+
+    def _gather(self, number: int) -> None:
         """Bring all results of a round to the answering rank."""
-        mine = units[self._crew.rank]
-        if not _travels(tuple(map(len, units))):
+        if not self.travels(number):
             return
+        units = self._units(number)
+        mine = units[self._crew.rank]
+        offset = self._offset(mine)
         if self._crew.answers:
             arriving = {rank: [self._slot(unit) for unit in given] for rank, given in enumerate(units) if rank}
             bring_to_first([], arriving, mesh=self._crew.mesh, kind=_KIND)
@@ -255,12 +313,8 @@ class _Slots:
                 self._crew.free()
                 self._batch, now = 1, now[:1]
                 if not self._try(now, offset):
-                    raise exhausted(
-                        "one tile at a time",
-                        stage=self._work.stage,
-                        rank=self._crew.rank,
-                        held={**self._crew.held(), "tiles": 0 if self._buffer is None else self._buffer.nbytes},
-                    )
+                    held = self._crew.held()
+                    raise exhausted("one tile at a time", stage=self._work.stage, rank=self._crew.rank, held=held)
             units = units[len(now) :]
 
     def _try(self, units: range, offset: int) -> bool:

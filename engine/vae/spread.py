@@ -13,6 +13,7 @@ by one: its convolutions add in another order for several (1e-6 in fp32).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +33,13 @@ _LARGEST_BATCH = 4
 
 
 def decode_frames(
-    crew: VaeCrew, latents: torch.Tensor, *, boundary: Callable[[], None], ratio: int, batch: int | None = None
+    crew: VaeCrew,
+    latents: torch.Tensor,
+    *,
+    boundary: Callable[[], None],
+    ratio: int,
+    batch: int | None = None,
+    convert: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.clone,
 ) -> Iterator[torch.Tensor]:
     """Decode ``latents`` [1, C, T, h, w] (denormalised), T >= 1, chunk by chunk.
 
@@ -40,18 +47,20 @@ def decode_frames(
         boundary: see `StageContext.boundary`; called before each round of units.
         ratio: pixels along the side of a latent.
         batch: tiles to decode at once; by default what suits the device. The same on all ranks.
+        convert: a piece [1, 3, f, H, W] in the VAE's pixel space -> what is yielded, in memory of its own; called once
+            more for a piece when memory ran out.
 
     Yields:
-        on the answering rank [1, 3, f, H, W] in the VAE's pixel space, `count_chunks` (T) pieces that together have
-        the frames of T latents.
+        on the answering rank what was made of `count_chunks` (T) pieces, which together have the frames of T latents.
     """
     grid = Grid.cover(latents.shape[3] * ratio, latents.shape[4] * ratio, crew.tiles, ratio=ratio)
     try:
         with crew.bring_vae(stage="decode_video") as vae:
             if batch is None:
                 batch = _fitting_batch(vae, grid, crew, ratio=ratio, boundary=boundary)
-            work = _decoding(vae, latents, grid, ratio=ratio, batch=batch)
-            yield from _joined(grid, collect(work, crew, boundary=boundary), latents.shape[2])
+            prepare = partial(_decoding, vae, latents, grid, ratio=ratio, batch=batch)
+            work = crew.room.make(prepare, what="the latents", stage="decode_video")
+            yield from collect(work, crew, boundary=boundary, finish=_Joiner(grid, latents.shape[2], convert))
     finally:
         crew.finish()
 
@@ -84,12 +93,12 @@ def encode_pixels(
     try:
         with crew.bring_vae(stage="encode_media") as vae:
             work = _encoding(vae, pixels, grid, clips=clips, ratio=ratio, prepare=prepare)
-            stitched = [
-                grid.stitch(tiles, scale=ratio) for tiles in collect(work, crew, boundary=boundary)
-            ]  # of [2C, t, h, w]
+            stitch = partial(grid.stitch, scale=ratio)
+            stitched = list(collect(work, crew, boundary=boundary, finish=stitch))  # of [2C, t, h, w]
             if not crew.answers:
                 return None
-            moments = torch.cat(stitched, dim=1)[None]
+            join = partial(torch.cat, stitched, dim=1)
+            moments = crew.room.make(join, what="the moments of all clips", stage="encode_media")[None]
             drop = 0 if frames == 1 else vae.config.token_drop
             return moments[:, :, : moments.shape[2] - drop]
     finally:
@@ -156,21 +165,32 @@ def _encoding(
     return Work("encode_media", clips, grid.count, shape, dtype, compute)
 
 
-def _joined(grid: Grid, chunks: Iterator[list[torch.Tensor]], latent_frames: int) -> Iterator[torch.Tensor]:
-    """Yield the pictures of ``chunks`` of tiles, cross-faded; the last piece includes the overlap, then a cut."""
-    total = count_chunks(latent_frames)
-    left = geometry.frames_of_latents(latent_frames)
-    overlap: torch.Tensor | None = None
-    for index, tiles in enumerate(chunks):
-        clip = grid.stitch(tiles)  # [3, 22, H, W]
-        if overlap is not None:
-            fade_in(overlap, clip, dim=-3)
-        last = index == total - 1
+class _Joiner:
+    """Makes the pieces of a video, one after the other, of the tiles of its chunks."""
+
+    def __init__(self, grid: Grid, latent_frames: int, convert: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Begin; ``convert``: see `decode_frames`."""
+        self._grid = grid
+        self._convert = convert
+        self._chunks = count_chunks(latent_frames)
+        self._frames = geometry.frames_of_latents(latent_frames)
+        self._overlap: torch.Tensor | None = None
+
+    def __call__(self, tiles: list[torch.Tensor]) -> torch.Tensor:
+        """Return the next piece, cross-faded with the one before; the last includes the overlap, then a cut.
+
+        After an error the same chunk can be given again.
+        """
+        clip = self._grid.stitch(tiles)  # [3, 22, H, W]
+        if self._overlap is not None:
+            fade_in(self._overlap, clip, dim=-3)
+        last = self._chunks == 1
+        made = self._convert(clip[None, :, : self._frames if last else _HEAD])
         # The overlap is copied so that the clip can go.
-        overlap = None if last else clip[:, _HEAD:].clone()
-        piece = clip[None, :, : left if last else _HEAD]
-        left -= piece.shape[2]
-        yield piece
+        self._overlap = None if last else clip[:, _HEAD:].clone()
+        self._chunks -= 1
+        self._frames -= _HEAD
+        return made
 
 
 def _fitting_batch(vae: Any, grid: Grid, crew: VaeCrew, *, ratio: int, boundary: Callable[[], None]) -> int:

@@ -35,15 +35,18 @@ class VaeStaging:
         rank: int,
         resident: bool,
         others: Callable[[], Mapping[str, int]] = dict,
+        release: Callable[[], None] = lambda: None,
     ) -> None:
         """Take over the VAEs of ``models``, which were loaded to `HOME`.
 
         Args:
             resident: keep both on the device, if they fit.
             others: says how many bytes of the device other weights take, by component.
+            release: called when the device is full: gives back what is kept there and not needed.
         """
         self._models = models
         self._others = others
+        self._release = release
         self._device = device
         self._rank = rank
         self._homes = {name: Home(model) for name in VAES if (model := getattr(models, name)) is not None}
@@ -112,6 +115,7 @@ class VaeStaging:
         if arrived:
             self._inside.append(name)
         else:
+            self._release()
             free_caches()
         return arrived
 

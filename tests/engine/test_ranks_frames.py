@@ -121,6 +121,16 @@ def test_pictures_that_are_no_numbers_are_reported_once() -> None:
     assert outputs.warnings == ["nan_result"]
 
 
+def test_pictures_and_sound_that_are_no_numbers_are_both_reported() -> None:
+    outputs = Recorded()
+    broken = torch.full((5, 32, 32, 3), torch.nan)
+    with TensorFrames(outputs, SOUND * torch.nan, chunks=2, dtype="uint8") as sink:
+        sink.add(broken)
+        sink.add(broken)
+    told = [event.message.split(" hold")[0] for event in outputs.events if isinstance(event, Warned)]
+    assert told == ["The sound", "The pictures"]
+
+
 def test_an_error_leaves_the_movie_unfinished() -> None:
     outputs = Recorded()
 

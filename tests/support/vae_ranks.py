@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from engine.vae.chunks import count_chunks
 from engine.vae.crew import VaeCrew, build_crew
 from engine.vae.spread import decode_frames, encode_pixels
 from engine.vae.tiles import Grid
+from engine.vae.workspace import GatherWorkspace
 from tests.support import stages
 from tests.support.memory import resident_bytes
 
@@ -256,8 +259,72 @@ def errors_while_computing(rank: Rank) -> None:
     rank.check_decode(TWO, 22, 3)
 
 
-def decode_and_fail(rank: Rank, *, failing: int, call: int) -> int:
-    """Decode with an error in a rank's ``call``-th tile; return how many pieces came before all knew of it."""
+def errors_while_finishing(rank: Rank) -> None:
+    """In any chunk: the round that the others are at ends before they hear of it, and the group serves on."""
+    for call in range(1, 4):
+        assert decode_and_fail(rank, failing=0, call=call, finishing=True) == (call - 1 if rank.first else 0)
+    rank.check_decode(TWO, 22, 3)
+
+
+def memory_that_runs_out_around_the_tiles(rank: Rank) -> None:
+    """For the buffers of any rank, for whole pictures and for whole clips: once, and the result is the same."""
+    latents = noise(TWO, 56)
+    whole = rank.whole_decode(latents)
+    pixels = torch.randn(1, 3, 22, *TWO, generator=torch.Generator().manual_seed(1))
+    moments = encode_pixels(rank.crew, pixels, boundary=rank.boundary, ratio=RATIO)
+    for owner, name in ((GatherWorkspace, "take"), (Grid, "stitch")):
+        for failing, count in itertools.product(range(3), (2, 3)):
+            crew = replace(rank.crew, weights=WEIGHTS[count])
+            with running_out(owner, name, times=int(rank.mesh.layout.rank == failing)):
+                made = rank.decode(latents, crew)
+            with running_out(owner, name, times=int(rank.mesh.layout.rank == failing)):
+                again = encode_pixels(crew, pixels, boundary=rank.boundary, ratio=RATIO)
+            if made is not None:
+                assert again is not None
+                assert moments is not None
+                assert torch.equal(made, whole)
+                assert torch.equal(again, moments)
+
+
+def no_room_for_several_tiles(rank: Rank) -> None:
+    """A rank that has none, for good, makes all ranks take one at once."""
+    latents, taken = noise(MANY, 22), []
+    plain = GatherWorkspace.take
+
+    def take(workspace: GatherWorkspace, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        if rank.mesh.layout.rank == 1 and shape[0] > 1:
+            raise torch.OutOfMemoryError("planted")
+        taken.append(shape[0])
+        return plain(workspace, shape, dtype)
+
+    GatherWorkspace.take = take  # type: ignore[method-assign]
+    made = rank.decode(latents, rank.crew, batch=2)
+    GatherWorkspace.take = plain  # type: ignore[method-assign]
+    assert taken == [[9, 9], [1], [2, 1]][rank.mesh.layout.rank]
+    if made is not None:
+        assert torch.equal(made, rank.whole_decode(latents))
+
+
+@contextmanager
+def running_out(owner: Any, name: str, *, times: int) -> Iterator[None]:
+    """Have a method run out of memory ``times`` times."""
+    plain, left = getattr(owner, name), [times]
+
+    def limited(*arguments: Any, **options: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise torch.OutOfMemoryError("planted")
+        return plain(*arguments, **options)
+
+    setattr(owner, name, limited)
+    try:
+        yield
+    finally:
+        setattr(owner, name, plain)
+
+
+def decode_and_fail(rank: Rank, *, failing: int, call: int, finishing: bool = False) -> int:
+    """Decode with an error in a rank's ``call``-th tile, or chunk; return how many pieces came before all knew."""
     agreement = Agreement(rank.mesh, lambda: False)
     calls: list[int] = []
 
@@ -270,10 +337,20 @@ def decode_and_fail(rank: Rank, *, failing: int, call: int) -> int:
         if rank.mesh.layout.rank == failing and len(calls) == call:
             raise ValueError("planted")
 
-    handle = rank.models.vae.decoder.register_forward_pre_hook(fail)
+    def convert(pixels: torch.Tensor) -> torch.Tensor:
+        fail()
+        return pixels.clone()
+
     given: list[torch.Tensor] = []
+    options: dict[str, Any] = {"convert": convert} if finishing else {}
+    handle = rank.models.vae.decoder.register_forward_pre_hook(lambda *_: None if finishing else fail())
+
+    def decode() -> None:
+        given.extend(decode_frames(rank.crew, noise(TWO, 56), boundary=boundary, ratio=RATIO, **options))
+        agreement.settle()
+
     with pytest.raises((ValueError, JobError), match="planted") as caught:
-        given.extend(decode_frames(rank.crew, noise(TWO, 56), boundary=boundary, ratio=RATIO))
+        decode()
     handle.remove()
     if not isinstance(caught.value, JobError):
         # The runner reads from these that nobody waits for this rank.
@@ -305,6 +382,9 @@ CASES = (
     encoding,
     media,
     errors_while_computing,
+    errors_while_finishing,
+    memory_that_runs_out_around_the_tiles,
+    no_room_for_several_tiles,
     shares_by_weight,
     one_workspace,
     ranks_without_the_vae,

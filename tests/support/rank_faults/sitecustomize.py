@@ -4,7 +4,9 @@ The engine knows nothing of it.
 
 The file named by ``H3_TEST_FAULT`` holds ``{"rank", "module", "call", "do"}`` while a fault is planted: in that rank
 (or all, without ``rank``), each call of a torch module of that class name (the ``call``-th only, when given) does
-``raise``, ``oom``, ``kill``, ``stop``, ``sleep`` (``seconds``) or ``stall`` (for as long as the fault is planted).
+``raise``, ``oom``, ``kill``, ``stop``, ``sleep`` (``seconds``) or ``stall`` (for as long as the fault is planted). In
+place of ``module`` there may be ``function``, ``package.module:name`` or ``package.module:Class.name``, from the next
+call of any torch module on.
 
 Into the folder named by ``H3_TEST_MASKS`` each rank writes what every edit came to there; see `support.received_masks`.
 """
@@ -16,6 +18,9 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,38 +29,65 @@ MASKS = os.environ.get("H3_TEST_MASKS")
 
 
 def install(fault_file: Path) -> None:
-    import torch
     from torch.nn.modules.module import register_module_forward_pre_hook
 
     calls = {"planted": 0.0, "count": 0}
+    found: set[str] = set()
 
     def hook(module: Any, _: Any) -> None:
+        visit("module", type(module).__name__)
+
+    def visit(kind: str, name: str) -> None:
         try:
             planted = fault_file.stat().st_mtime
             fault = json.loads(fault_file.read_text())
         except (FileNotFoundError, ValueError):
             return
-        if type(module).__name__ != fault["module"] or fault.get("rank", int(os.environ["RANK"])) != int(
-            os.environ["RANK"]
-        ):
+        if fault.get("function") not in {None, *found}:
+            found.add(fault["function"])
+            wrap(fault["function"], lambda: visit("function", fault["function"]))
+        if name != fault.get(kind) or fault.get("rank", int(os.environ["RANK"])) != int(os.environ["RANK"]):
             return
         calls["count"] = calls["count"] + 1 if calls["planted"] == planted else 0
         calls["planted"] = planted
         if fault.get("call", calls["count"]) != calls["count"]:
             return
-        if fault["do"] == "raise":
-            raise ValueError("planted fault")
-        if fault["do"] == "oom":
-            raise torch.OutOfMemoryError("planted")
-        if fault["do"] == "stall":
-            while fault_file.exists():
-                time.sleep(0.02)
-        elif fault["do"] == "sleep":
-            time.sleep(fault["seconds"])
-        else:
-            os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[fault["do"]])
+        do(fault, fault_file)
 
     register_module_forward_pre_hook(hook)
+
+
+def do(fault: dict[str, Any], fault_file: Path) -> None:
+    import torch
+
+    if fault["do"] == "raise":
+        raise ValueError("planted fault")
+    if fault["do"] == "oom":
+        raise torch.OutOfMemoryError("planted")
+    if fault["do"] == "stall":
+        while fault_file.exists():
+            time.sleep(0.02)
+    elif fault["do"] == "sleep":
+        time.sleep(fault["seconds"])
+    else:
+        os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[fault["do"]])
+
+
+def wrap(function: str, before: Callable[[], None]) -> None:
+    """Have ``before`` called before each call of ``function``."""
+    name, _, path = function.partition(":")
+    *owners, last = path.split(".")
+    owner: Any = import_module(name)
+    for step in owners:
+        owner = getattr(owner, step)
+    plain = getattr(owner, last)
+
+    @wraps(plain)
+    def wrapped(*args: Any, **options: Any) -> Any:
+        before()
+        return plain(*args, **options)
+
+    setattr(owner, last, wrapped)
 
 
 def watch(folder: Path) -> None:
