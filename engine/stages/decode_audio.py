@@ -1,8 +1,8 @@
 """Stage ``decode_audio``: audio latents to a stereo waveform.
 
-Promise: bit-equal to diffusers' decode up to 15 s, equal to the rounding of fp32 beyond, and in bounded memory
-(`vae.sound`); the audio VAE is on the device for that time alone. Raises what ``boundary`` raises, and `JobError`
-``out_of_memory``.
+Promise: bit-equal up to 15 s to diffusers' decode on the same device, on a CPU with as many threads (its convolutions
+add in another order with another number), equal to the rounding of fp32 beyond, and in bounded memory (`vae.sound`);
+the audio VAE is on the device for that time alone. Raises what ``boundary`` raises, and `JobError` ``out_of_memory``.
 """
 
 from __future__ import annotations
