@@ -58,15 +58,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _write_nowhere()
         return UNREAD
+    except OSError as error:
+        # Of stdout when it is a file, or of a name too long to look for; what is written has words of its own.
+        _write_nowhere()
+        tell(f"error: a file cannot be read or written: {error}")
+        return CALLERS_FAULT
 
 
 def _write_nowhere() -> None:
-    """Let what is still buffered for a reader that has gone vanish without a word."""
+    """Let what is still buffered for a reader that has gone, or a full disk, vanish without a word."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except BrokenPipeError:
+        except OSError:
             os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 

@@ -9,18 +9,20 @@ import argparse
 import asyncio
 import contextlib
 import json
-import tempfile
+import shlex
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from . import env
+from .cli_delivery import LATENTS_SUFFIX, Delivery
 from .cli_edit import add_edit_arguments, edit_of_arguments
 from .cli_files import in_options
-from .cli_latents import LatentsKeeper, add_keep_latents, add_latents, latents_of
+from .cli_latents import add_keep_latents, add_latents, latents_of
 from .cli_media import add_media_arguments, media_of_arguments
 from .cli_output import ProgressBar, numbered, say, tell
+from .cli_places import check_place, temporary_folder, unwritable
 from .client import EngineClient
 from .config import DEFAULT_PORT, absolute_path
 from .contract.errors import ConfigError, EngineDeadError, EngineError
@@ -84,25 +86,25 @@ def output_of(arguments: argparse.Namespace) -> Path:
     """Return ``--output`` as an absolute path.
 
     Raises:
-        ConfigError: no file can be put there, for it is a folder or in none; or it is not to be an MP4.
+        ConfigError: no file can be put there, or it is not to be an MP4.
     """
     output = absolute_path(arguments.output, field="output")
-    count = min(getattr(arguments, "num_outputs", None) or 1, MAX_OUTPUTS)
-    if any(path.is_dir() for path in (output, *numbered(output, count))):
-        problem, remedy = "it is a folder", f"Give the file's name too, for example {output / 'output.mp4'}."
-    elif not output.parent.is_dir():
-        problem, remedy = f"there is no folder {output.parent}", "Make it first, or choose a folder that exists."
-    elif output.suffix.lower() not in ("", ".mp4"):
-        problem, remedy = f"the engine makes MP4 files, not {output.suffix}", "Use a name that ends in .mp4."
-    else:
-        return output
-    raise ConfigError(
-        "config_bad_value",
-        f"The output cannot be written: {problem}.",
-        field="output",
-        value=str(output),
-        remedy=remedy,
-    )
+    for path in dict.fromkeys((output, *numbered(output, _count(arguments)))):
+        check_place(path, "output")
+    if output.suffix.lower() not in ("", ".mp4"):
+        raise ConfigError(
+            "config_bad_value",
+            f"The output cannot be written: the engine makes MP4 files, not {output.suffix}.",
+            field="output",
+            value=str(output),
+            remedy="Use a name that ends in .mp4.",
+        )
+    return output
+
+
+def _count(arguments: argparse.Namespace) -> int:
+    """Return how many videos are asked for; the engine refuses what is not 1 to `MAX_OUTPUTS`."""
+    return max(1, min(getattr(arguments, "num_outputs", None) or 1, MAX_OUTPUTS))
 
 
 def run_generate(arguments: argparse.Namespace) -> int:
@@ -118,69 +120,96 @@ def run_generate(arguments: argparse.Namespace) -> int:
     media, parts = media_of_arguments(arguments)
     edit, clips = edit_of_arguments(arguments)
     request, parts = {**request_of(arguments), **media, **edit}, {**parts, **clips}
-    keeper = LatentsKeeper(output, arguments.keep_latents)
-    for path in asyncio.run(generate(_client(arguments), request, output, parts, keeper=keeper)):
-        say(str(path))
-    return 0
+    read = [*parts.values(), *([Path(arguments.mask_document)] if arguments.mask_document else [])]
+    delivery = Delivery(output, count=_count(arguments), keep=arguments.keep_latents, read=read)
+    return _deliver(arguments, request, delivery, parts)
 
 
 def run_decode(arguments: argparse.Namespace) -> int:
     """Decode latents to one video and say its path."""
     latents, output = latents_of(arguments), output_of(arguments)
     request = {"task": "decode", "container": "mp4"}
-    for path in asyncio.run(generate(_client(arguments), request, output, {"latents": latents})):
+    return _deliver(arguments, request, Delivery(output, read=[latents]), {"latents": latents})
+
+
+def _deliver(
+    arguments: argparse.Namespace, request: Mapping[str, Any], delivery: Delivery, parts: Mapping[str, Path]
+) -> int:
+    for path in asyncio.run(generate(_client(arguments), request, delivery, parts)):
         say(str(path))
+    if delivery.failure is not None:
+        raise delivery.failure
     return 0
 
 
 async def generate(
-    client: EngineClient,
-    request: Mapping[str, Any],
-    output: Path,
-    parts: Mapping[str, Path] | None = None,
-    *,
-    keeper: LatentsKeeper | None = None,
+    client: EngineClient, request: Mapping[str, Any], delivery: Delivery, parts: Mapping[str, Path] | None = None
 ) -> list[Path]:
-    """Run ``request`` with a progress bar and put its MP4s at ``output``; return where they are.
+    """Run ``request`` with a progress bar and put its MP4s where ``delivery`` says; return where they are.
 
     Args:
         parts: part name → file.
-        keeper: of the latents; None: they are left beside ``output`` when the job fails.
 
     Raises:
         EngineError: the job's error.
-        ConfigError: ``output`` cannot be written; found out before the job starts.
+        ConfigError: a file cannot be read or written.
     """
     bar = ProgressBar(request.get("num_outputs", 1))
     parts = parts or {}
-    keeper = keeper or LatentsKeeper(output)
-    try:
-        scratch = tempfile.TemporaryDirectory(prefix=".h3-engine-", dir=output.parent)
-    except OSError as error:
-        raise ConfigError(
-            "config_bad_value", f"The output cannot be written: {error}", field="output", value=str(output)
-        ) from error
 
     def take(event: Mapping[str, Any]) -> None:
-        keeper.take(event)
+        delivery.take(event)
         if event["type"] == "warning":
             event = {**event, "message": in_options(event["message"], request, parts)}
         bar.take(event)
 
-    with scratch as folder, keeper, contextlib.closing(bar):
+    with delivery, contextlib.closing(bar):
         async with client:
             await _wait_until_loaded(client, bar)
             try:
-                outcome = await client.run(request, folder=Path(folder), inputs=parts, on_event=take)
+                outcome = await client.run(request, folder=delivery.folder, inputs=parts, on_event=take)
             except EngineError as error:
                 error.message = in_options(error.message, request, parts)
                 error.field = error.field and in_options(error.field, request, parts)
+                error.remedy = error.remedy and in_options(error.remedy, request, parts)
                 raise
-        videos = outcome.outputs["video"]
-        paths = numbered(output, len(videos))
-        for made, path in zip(videos, paths, strict=True):
-            made.replace(path)
-    return paths
+            except OSError as error:
+                raise await _file_failed(client, delivery, error, parts) from error
+        return delivery.put_videos(outcome.outputs["video"])
+
+
+async def _file_failed(
+    client: EngineClient, delivery: Delivery, error: OSError, parts: Mapping[str, Path]
+) -> ConfigError:
+    """Return what the user is told of ``error``: a file cannot be read, or what the engine sends not be written."""
+    # Without a number it is `read_slice`'s.
+    if error.errno is None or str(error.filename) in map(str, parts.values()):
+        return ConfigError(
+            "config_bad_value",
+            f"A file to send cannot be read: {error.strerror or error}.",
+            field="file",
+            value=str(error.filename or "") or None,
+            remedy="Give it again once it is whole and stays as it is.",
+        )
+    failure = unwritable(delivery.output, "output", error)
+    if not delivery.has_all_latents and (words := await _where_latents_are(client, delivery)):
+        failure.remedy = f"{failure.remedy} {words}"
+    return failure
+
+
+async def _where_latents_are(client: EngineClient, delivery: Delivery) -> str | None:
+    """Return how to get the latents that the engine keeps of the job, None when it has none."""
+    try:
+        job = await client.call("GET", f"/v1/jobs/{delivery.job_id}")
+    except EngineError:
+        return None
+    if not job.get("latents"):
+        return None
+    token = f'-H "Authorization: Bearer ${env.TOKEN}" ' if env.read_token() else ""
+    url = client.url + job["latents"] + ("?output=N" if delivery.count > 1 else "")
+    name = shlex.quote(delivery.output.stem[:40] + LATENTS_SUFFIX)
+    which = " (N: 0, 1, …)" if delivery.count > 1 else ""
+    return f"The engine still has what was sampled{which}: curl -f {token}-o {name} '{url}'"
 
 
 async def _wait_until_loaded(client: EngineClient, bar: ProgressBar) -> None:
@@ -215,11 +244,11 @@ def run_ping(arguments: argparse.Namespace) -> int:
     length = arguments.megabytes * 1_000_000
 
     async def ping(client: EngineClient) -> int:
-        with tempfile.TemporaryDirectory(prefix="h3-engine-ping-") as folder:
-            source = Path(folder) / "source.safetensors"
+        with temporary_folder("ping") as folder:
+            source = folder / "source.safetensors"
             await asyncio.to_thread(write_blob, source, length)
             began = time.monotonic()
-            await client.run({"task": "echo"}, inputs={"data": source}, folder=Path(folder))
+            await client.run({"task": "echo"}, inputs={"data": source}, folder=folder)
             seconds = time.monotonic() - began
         say(f"{bytes_in_words(length)} there and back in {seconds:.3f} s: {bytes_in_words(2 * length / seconds)}/s")
         return 0

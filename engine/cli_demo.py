@@ -10,7 +10,6 @@ import asyncio
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,9 @@ from typing import Any
 
 from . import env
 from .cli_client import add_output, generate, output_of
+from .cli_delivery import Delivery
 from .cli_output import say, tell
+from .cli_places import temporary_folder
 from .client import EngineClient
 from .config import absolute_path
 from .contract.errors import ConfigError, EngineDeadError
@@ -77,14 +78,14 @@ def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
 def run_demo(arguments: argparse.Namespace) -> int:
     """Make the checkpoint, serve it on two CPU ranks, generate five seconds, stop, and say the MP4's path."""
     output = output_of(arguments)
-    with tempfile.TemporaryDirectory(prefix="h3-engine-demo-") as scratch:
-        folder = absolute_path(arguments.folder, field="folder") if arguments.folder else Path(scratch) / "model"
+    with temporary_folder("demo") as scratch:
+        folder = absolute_path(arguments.folder, field="folder") if arguments.folder else scratch / "model"
         tell("making a tiny checkpoint with random weights; the video will be noise")
         _make_tiny(folder, PRESETS[0])
-        with _serving(folder, Path(scratch)) as url:
+        with _serving(folder, scratch) as url:
             request = {"task": "generate", "prompt": _PROMPT, "seconds": _SECONDS, "steps": _STEPS, "seed": 1}
             client = EngineClient(url, token=env.read_token())
-            [path] = asyncio.run(generate(client, request, output))
+            [path] = asyncio.run(generate(client, request, Delivery(output)))
     say(str(path))
     return 0
 

@@ -14,6 +14,8 @@ from .config import absolute_path
 from .contract.errors import ConfigError
 
 _PLACE = re.compile(r"(?:request\.)?((?:keyframes|references|guides)\[\d+\]|edit\.)((?:\.?\w+|\[\d+\])*)")
+_PART = re.compile(r"parts\.([\w-]+)(?:\.\w+)*")
+_NUMBER = re.compile(r"-\d+$")
 _STEP = re.compile(r"(\w+)")
 
 
@@ -61,19 +63,21 @@ def part_name(flag: str, number: int) -> str:
 
 
 def in_options(text: str, request: Mapping[str, Any], parts: Mapping[str, Path]) -> str:
-    """Return the engine's words with media named by option and file instead of by their place in ``request``.
+    """Return the engine's words with media and parts named by option and file, not by their place in ``request``.
 
     Args:
         parts: part name (`part_name`) → file.
     """
 
     def named(place: re.Match[str]) -> str:
-        part = _part_at(request, _STEP.findall(place[1] + place[2]))
-        if part is None or part not in parts:
-            return place[0]
-        return f"--{part.rpartition('-')[0]} {parts[part]}"
+        return given(_part_at(request, _STEP.findall(place[1] + place[2]))) or place[0]
 
-    return _PLACE.sub(named, text)
+    def given(part: str | None) -> str | None:
+        if part is None or part not in parts:
+            return None
+        return f"--{_NUMBER.sub('', part)} {parts[part]}"
+
+    return _PART.sub(lambda part: given(part[1]) or part[0], _PLACE.sub(named, text))
 
 
 def _part_at(request: Mapping[str, Any], steps: list[str]) -> str | None:

@@ -23,7 +23,7 @@ MAX_HEADER_BYTES = 16_000_000
 """Longest safetensors header that is read, bytes: most of it may be texts, as the workflow of a saved latent."""
 _MAX_TABLE_BYTES = 1_000_000
 """Longest header without what stands in its strings, and each string counts; so its objects stay few."""
-_REMEDY = "Write the part with safetensors."
+_REMEDY = "Write it with safetensors."
 _CUT_REMEDY = "Write, copy or download it once more."
 _MAX_NAME = 80
 _MAX_NUMBER = 2**63

@@ -90,6 +90,6 @@ def read_latent_header(file: BinaryIO, length: int, *, field: str) -> Mapping[st
             f"The file holds no MiniMax-H3 latent: {' and '.join(wrong)} missing or of another shape.",
             field=field,
             value=shown,
-            remedy="Use a latent that ComfyUI saved (H3 Engine Save Latent), or that h3-engine generate kept.",
+            remedy="Use a latent that was saved in ComfyUI, or that h3-engine generate kept.",
         )
     return header
