@@ -9,12 +9,14 @@ function page() {
   const api = new EventTarget();
   const app = { api, graph: { id: "template" }, nodeOutputs: {}, extensionManager: { workflow: { activeWorkflow: first } } };
   const waiting = [];
+  const opened = [];
+  app.loadGraphData = () => new Promise((done, fail) => opened.push({ done, fail }));
   api.queuePrompt = () => new Promise((done, fail) => waiting.push({ done, fail }));
   // As ComfyUI does it: what a run left goes to the node of that id, whatever tab is in front.
   api.addEventListener("executed", ({ detail }) => (app.nodeOutputs[detail.node] = detail.output));
   const runs = runsOf(app);
   return {
-    app, api, runs,
+    app, api, runs, opened,
     show: (tab) => (app.extensionManager.workflow.activeWorkflow = tab === 1 ? first : second),
     answer: (id) => waiting.shift().done({ prompt_id: id }),
     refuse: () => waiting.shift().fail(new Error("refused")),
@@ -81,4 +83,34 @@ test("of a run that this page did not queue the workflow's id decides, and a ref
   assert.ok(runs.isOfTab("unknown", "template"));
   assert.ok(runs.isOfTab(undefined, null));
   assert.ok(!runs.isOfTab("unknown", "another workflow"));
+});
+
+test("while a graph is opened whose tab is not in front yet, nothing of the tab before is given to it", async () => {
+  globalThis.requestAnimationFrame = (done) => setTimeout(done);
+  const { app, api, runs, opened, show, answer, tell } = page();
+  void api.queuePrompt(0, {});
+  answer("p1");
+  await tell("5", { of: 1 }, "p1");
+  const asked = app.loadGraphData({}, true, true);
+  app.nodeOutputs = {}; // ComfyUI has cleared the page, and opens the graph
+  let arrived = false;
+  const arriving = runs.arrived().then(() => (arrived = true));
+  await new Promise((done) => setTimeout(done, 10));
+  assert.deepEqual([runs.outputs(), runs.isOfTab("p1", "template"), arrived], [{}, false, false]);
+  show(2);
+  await arriving;
+  assert.deepEqual(runs.outputs(), {});
+  opened.shift().done("opened");
+  assert.equal(await asked, "opened");
+
+  // The tab that was in front is opened again, as ComfyUI's undo does it, and then a file that cannot be read.
+  show(1);
+  for (const end of ["done", "fail"]) {
+    const again = app.loadGraphData({}, true, true).catch(() => {});
+    assert.deepEqual(runs.outputs(), {});
+    opened.shift()[end](new Error("cannot be read"));
+    await again;
+    await runs.arrived();
+    assert.deepEqual(runs.outputs(), { 5: { of: 1 } });
+  }
 });

@@ -69,7 +69,8 @@ export interface App {
   rootGraph?: { id?: string };
   api: Api;
   nodeOutputs?: Record<string, Record<string, unknown>>;
-  extensionManager?: { workflow?: { activeWorkflow?: { changeTracker?: { checkState(): void } } } };
+  extensionManager?: { workflow?: { activeWorkflow?: { changeTracker?: { captureCanvasState?(): void; checkState?(): void } } } };
+  loadGraphData?(...given: unknown[]): Promise<unknown>;
   queuePrompt(number: number, batchCount: number, nodeIds?: string[]): Promise<unknown>;
   registerExtension(extension: Extension): void;
 }

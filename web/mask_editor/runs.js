@@ -36,7 +36,10 @@ export class Runs {
     this.strange = new WeakMap();
     /** @type {Set<(node: string) => void>} */
     this.listeners = new Set();
+    /** @type {{ from: object } | null} the graph that is being opened, and the tab that was in front before */
+    this.opening = null;
     this.#watchQueue();
+    this.#watchOpening();
     app.api.addEventListener("executed", (event) => void this.#executed(/** @type {CustomEvent<Executed>} */ (event).detail));
   }
 
@@ -45,19 +48,31 @@ export class Runs {
     return this.app.extensionManager?.workflow?.activeWorkflow ?? ONLY;
   }
 
-  /** @returns {Outputs} what the runs of the tab in front left */
+  /** @returns {boolean} whether the graph on the page may be another tab's: ComfyUI opens a graph before it shows its tab */
+  get between() {
+    return this.opening?.from === this.tab;
+  }
+
+  /** Wait until the tab in front is the one of the graph on the page. */
+  async arrived() {
+    while (this.between) await new Promise((done) => requestAnimationFrame(done));
+  }
+
+  /** @returns {Outputs} what the runs of the tab in front left; nothing between two tabs */
   outputs() {
+    if (this.between) return {};
     const strange = this.strange.get(this.tab);
     const shown = Object.entries(this.app.nodeOutputs ?? {}).filter(([node]) => !strange?.has(node));
     return { ...Object.fromEntries(shown), ...this.own.get(this.tab) };
   }
 
   /**
-   * Return whether a run was queued from the tab in front; once `settled` when it was told just now.
+   * Return whether a run was queued from the tab in front; once `settled` when it was told just now. Of none between two tabs.
    * @param {string | null | undefined} prompt its id
    * @param {string | null | undefined} workflow id of its workflow
    */
   isOfTab(prompt, workflow) {
+    if (this.between) return false;
     const tab = prompt ? this.tabs.get(prompt) : undefined;
     if (tab) return tab === this.tab;
     const shown = this.app.rootGraph?.id ?? this.app.graph?.id;
@@ -96,6 +111,20 @@ export class Runs {
       const told = answer.then(({ prompt_id: id }) => runs.#remember(id, tab), () => {}).finally(() => runs.asked.delete(told));
       runs.asked.add(told);
       return answer;
+    };
+  }
+
+  #watchOpening() {
+    const runs = this;
+    const { loadGraphData } = this.app;
+    if (!loadGraphData) return;
+    this.app.loadGraphData = async function (...given) {
+      const opening = (runs.opening = { from: runs.tab });
+      try {
+        return await loadGraphData.apply(this, given);
+      } finally {
+        if (runs.opening === opening) runs.opening = null; // else another was opened meanwhile
+      }
     };
   }
 

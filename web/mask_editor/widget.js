@@ -69,7 +69,9 @@ export function attachEditor(node, app) {
     save: (value) => {
       text.value = value;
       node.graph?.setDirtyCanvas?.(true, true);
-      app.extensionManager?.workflow?.activeWorkflow?.changeTracker?.checkState();
+      const tracker = app.extensionManager?.workflow?.activeWorkflow?.changeTracker;
+      if (tracker?.captureCanvasState) tracker.captureCanvasState();
+      else tracker?.checkState?.(); // as it was called before
     },
     url: (route) => app.api.apiURL(route),
     size: () => current()?.canvas ?? inGraph() ?? shown?.canvas ?? null,
@@ -190,7 +192,7 @@ function takeOver(place) {
 function follow(node, app, { take, look, editor, remember, over, place }) {
   const { onConfigure, onExecuted, onConnectionsChange, onRemoved, onResize } = node;
   const runs = runsOf(app);
-  const soon = () => void requestAnimationFrame(() => take());
+  const soon = () => void requestAnimationFrame(() => void runs.arrived().then(() => take()));
   node.onConfigure = function (saved) {
     onConfigure?.call(this, saved);
     place.dataset.node = String(node.id);
