@@ -46,6 +46,11 @@ def _saved_values(page: Page) -> dict[int, list[Any]]:
     return {node["id"]: node.get("widgets_values") or [] for node in nodes}
 
 
+def _without_later(values: list[Any], kind: str, count: int) -> list[Any]:
+    """Return what was saved of a node; of ComfyUI's own, which have more widgets in later versions, ``count``."""
+    return values if kind.startswith("H3Engine") else values[:count]
+
+
 def _queue(page: Page, workflow: dict[str, Any]) -> None:
     """Load ``workflow`` and run it to its successful end."""
     _load(page, workflow)
@@ -129,7 +134,8 @@ def test_a_file_saved_before_inputs_were_appended_gets_their_defaults_and_runs(c
         after = _saved_values(page)
     appended = {"H3EngineConnect": [0, 1, 1, 1, False, False, "", "all"], "H3EngineSampler": [0, 1]}
     for node in given["nodes"]:
-        assert values[node["id"]] == [*(node.get("widgets_values") or []), *appended.get(node["type"], [])]
+        expected = [*(node.get("widgets_values") or []), *appended.get(node["type"], [])]
+        assert _without_later(values[node["id"]], node["type"], len(expected)) == expected
         # The text that a node shows after a run is not saved with it.
         assert len(after[node["id"]]) == len(values[node["id"]]), node["type"]
 
@@ -151,8 +157,10 @@ def test_the_page_saves_the_workflow_with_the_values_it_was_given(comfyui: Comfy
         saved = json.loads(page.evaluate("() => JSON.stringify(app.graph.serialize())"))
         prompt = page.evaluate("async () => (await app.graphToPrompt()).output")
         token = page.evaluate("() => app.extensionManager.setting.get('H3Engine.Token')")
-    values = {node["id"]: node.get("widgets_values") or [] for node in workflow["nodes"]}
-    assert {node["id"]: node.get("widgets_values") or [] for node in saved["nodes"]} == values
+    values = {node["id"]: node.get("widgets_values") or [] for node in saved["nodes"]}
+    for node in workflow["nodes"]:
+        given = node.get("widgets_values") or []
+        assert _without_later(values[node["id"]], node["type"], len(given)) == given
     assert token == "", "the token is a setting, not a widget"
     kinds = {entry["class_type"]: entry["inputs"] for entry in prompt.values()}
     assert kinds["H3EngineConnect"]["model"] == "demo"

@@ -98,7 +98,7 @@ async def test_one_engine_can_be_attached_to_by_url(comfyui: ComfyUI) -> None:
 
 
 async def test_a_checkpoint_is_named_on_the_node(comfyui: ComfyUI, tiny_checkpoint: Path) -> None:
-    run = await run_prompt(comfyui, make_t2va(connect__model_path=str(tiny_checkpoint), connect__device="tpu"))
+    run = await run_prompt(comfyui, make_t2va(connect__model_path=str(tiny_checkpoint), connect__rank_weights="x"))
     assert run.texts("connect") == ["Failed"]
     prompt = make_t2va(connect__model_path=f"'{tiny_checkpoint}'", connect__device="cpu", connect__ranks=1)
     run = await run_prompt(comfyui, prompt)
