@@ -67,6 +67,7 @@ interface Api extends EventTarget {
 export interface App {
   graph?: { id?: string; nodes?: GraphNode[] };
   rootGraph?: { id?: string };
+  canvas?: { canvas?: HTMLCanvasElement };
   api: Api;
   nodeOutputs?: Record<string, Record<string, unknown>>;
   extensionManager?: { workflow?: { activeWorkflow?: { changeTracker?: { captureCanvasState?(): void; checkState?(): void } } } };

@@ -1,4 +1,5 @@
-// The editor's keys, while it has the focus. Nothing of them reaches ComfyUI's own shortcuts.
+// The editor's keys, while it has the focus. They do not reach ComfyUI's own shortcuts; every other key does: Ctrl+S saves the
+// workflow, Ctrl+Enter runs it.
 
 import { invertPicture, keyHere, withRanges } from "./edits.js";
 import { removeGroup } from "./groups.js";
@@ -52,6 +53,11 @@ const KEYS = {
   end: (editor) => editor.goTo(editor.frames - 1),
 };
 
+/** With Ctrl, in a number's box: undo, redo, choose all. */
+const BOX = "zya";
+/** With Ctrl: these would copy the node under the editor, or put one there. */
+const CLIPBOARD = "cxv";
+
 /** @param {MaskEditor} editor */
 function remove(editor) {
   const { run } = editor.state;
@@ -69,20 +75,22 @@ function remove(editor) {
  */
 function press(editor, event) {
   const key = event.key.toLowerCase();
-  if (event.ctrlKey || event.metaKey) {
+  if (event.altKey) return false;
+  if (withCommand(event)) {
     if (key === "z" && !event.shiftKey) editor.undo();
-    else if (key === "y" || key === "z") editor.redo();
-    else if (key === "a") editor.root.ownerDocument.getSelection()?.removeAllRanges();
+    else if (key === "z" || (key === "y" && !event.shiftKey)) editor.redo();
+    else if (key === "a" && !event.shiftKey) editor.root.ownerDocument.getSelection()?.removeAllRanges();
     else return false;
     return true;
   }
-  if (event.altKey) return false;
   if (key === "arrowleft" || key === "arrowright") {
     const by = key === "arrowleft" ? -1 : 1;
     if (event.shiftKey) editor.goToToken(by);
     else editor.goTo(editor.frame + by);
     return true;
   }
+  // A sign may need Shift on a keyboard; a letter or a key with a name means something else with it.
+  if (event.shiftKey && /^[a-z ]$|../.test(key)) return false;
   if (key === "escape") {
     if (editor.pending) editor.drop();
     else if (editor.state.helping) editor.show({ helping: false });
@@ -94,6 +102,21 @@ function press(editor, event) {
   const action = KEYS[key];
   action?.(editor);
   return action !== undefined;
+}
+
+/** @param {KeyboardEvent} event */
+function withCommand(event) {
+  return event.ctrlKey || event.metaKey;
+}
+
+/**
+ * Whether a key with Ctrl is the page's own: copy and paste, and in a number's box its undo.
+ * @param {EventTarget | null} target
+ * @param {string} key
+ */
+function commandsOf(target, key) {
+  const number = target instanceof HTMLInputElement && target.type === "number";
+  return CLIPBOARD.includes(key) || (number && BOX.includes(key));
 }
 
 /**
@@ -118,13 +141,12 @@ export function listenToKeys(editor, root) {
   // ComfyUI's undo leaves alone what has the focus and is of this type; the editor has an undo of its own.
   Object.assign(root, { type: "textarea" });
   root.addEventListener("keydown", (event) => {
-    event.stopPropagation();
     if (event.key === "Tab") return;
-    const undoing = (event.ctrlKey || event.metaKey) && !(event.target instanceof HTMLInputElement && event.target.type === "number");
-    if (!undoing && typesInto(event.target, event.key)) return;
-    if (press(editor, event)) event.preventDefault();
+    const taken = withCommand(event) ? commandsOf(event.target, event.key.toLowerCase()) : !event.altKey && typesInto(event.target, event.key);
+    if (!taken && !press(editor, event)) return;
+    event.stopPropagation();
+    if (!taken) event.preventDefault();
   });
-  root.addEventListener("keyup", (event) => event.stopPropagation());
   root.addEventListener("pointerdown", (event) => {
     event.stopPropagation();
     if (!(event.target instanceof HTMLElement) || !event.target.closest("button, input, select")) root.focus({ preventScroll: true });

@@ -193,7 +193,7 @@ function playBar(editor, updates) {
   const scrub = make("input", { type: "range", min: "0", value: "0", "aria-label": "Frame", title: "Frame", style: "flex:1;width:auto",
     input: () => editor.goTo(Number(scrub.value)) });
   scrub.setAttribute("style", "flex: 1; min-width: 80px");
-  const fit = button("", "Show the whole picture (0). The wheel zooms, the right or middle button drags the picture", () => editor.show({ view: WHOLE }), { "data-action": "fit" });
+  const fit = button("", "Show the whole picture (0). After a press in the editor the wheel zooms, the right or middle button drags the picture", () => editor.show({ view: WHOLE }), { "data-action": "fit" });
   updates.push(() => {
     fit.textContent = state.view.zoom === 1 ? "fit" : `${Math.round(state.view.zoom * 100)}% → fit`;
     fit.disabled = state.view.zoom === 1;

@@ -91,6 +91,7 @@ export function attachEditor(node, app) {
   });
   editors.set(node, editor);
   place.append(editor.root);
+  place.addEventListener("wheel", (event) => handOn(event, place, app), { capture: true, passive: false });
   const widget = node.addDOMWidget("mask_editor", "h3_mask_editor", place, {
     serialize: false, hideOnZoom: false, getMinHeight: () => MIN_HEIGHT, margin: 6,
   });
@@ -170,6 +171,19 @@ function fit(node, place) {
   const fixed = window.LiteGraph?.vueNodesMode && (!around || getComputedStyle(around).display !== "grid");
   const room = fixed ? (node.size?.[1] ?? 0) - ABOVE : 0;
   place.style.minHeight = `${Math.max(MIN_HEIGHT, room)}px`;
+}
+
+/**
+ * Give the graph the wheel over an editor without the focus; Vue nodes of later versions do so before it comes here.
+ * @param {WheelEvent} event
+ * @param {HTMLElement} place
+ * @param {App} app
+ */
+function handOn(event, place, app) {
+  if (event.defaultPrevented || place.contains(document.activeElement)) return;
+  event.preventDefault();
+  event.stopPropagation();
+  app.canvas?.canvas?.dispatchEvent(new WheelEvent(event.type, event));
 }
 
 /**

@@ -1,0 +1,108 @@
+"""The mask editor beside ComfyUI: whose keys and wheel are whose, and what the lanes say in colour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.browser import comfyui_page
+from tests.support.comfyui import ComfyUI
+from tests.support.mask_editor import EditorPage, mask_graph
+
+pytestmark = [pytest.mark.comfyui, pytest.mark.browser]
+
+GRAPH = mask_graph(width=256, height=128, seconds=1.6)
+_HEARD = """() => { window.heard = []; window.queued = 0; app.queuePrompt = async () => { window.queued++; };
+    window.addEventListener('keydown', (event) => window.heard.push(
+        [event.ctrlKey && 'Ctrl', event.shiftKey && 'Shift', event.key].filter(Boolean).join('+'))); }"""
+_GRAPH_VIEW = "() => [app.canvas.ds.scale, ...app.canvas.ds.offset]"
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["classic", "vue"])
+def editor(comfyui: ComfyUI, request: pytest.FixtureRequest) -> Iterator[EditorPage]:
+    """Return an editor in one renderer; each test loads its own graph."""
+    with comfyui_page(comfyui, vue_nodes=request.param) as page:
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        yield EditorPage(page)
+        assert errors == []
+
+
+def test_the_wheel_is_the_graphs_until_the_editor_has_the_focus(editor: EditorPage) -> None:
+    editor.load(GRAPH)
+    editor.zoom_graph(0.7)
+    editor.get("document.activeElement?.blur()")
+    before = editor.page.evaluate(_GRAPH_VIEW)
+    on = editor.page.locator(".h3-mask-view canvas").bounding_box()
+    assert on
+    editor.page.mouse.move(on["x"] + on["width"] / 2, on["y"] + on["height"] / 2)
+    editor.page.mouse.wheel(0, -120)
+    editor.page.wait_for_function(f"(before) => ({_GRAPH_VIEW})()[0] > before[0]", arg=before, timeout=10_000)
+    assert editor.get("editor.view.zoom") == 1
+
+    editor.zoom_graph(0.7)
+    before = editor.page.evaluate(_GRAPH_VIEW)
+    editor.focus()
+    editor.wheel(0.5, 0.5, -120)
+    assert editor.get("editor.view.zoom") > 1
+    assert editor.page.evaluate(_GRAPH_VIEW) == before
+
+
+def test_a_kept_range_looks_kept_on_a_lane_that_is_regenerated(editor: EditorPage) -> None:
+    editor.load(GRAPH)
+    editor.zoom_graph(0.8)
+    editor.path([(0.2, 0.4), (0.6, 0.4)])
+    colours = []
+    for base in (1, 0):
+        editor.get(
+            "editor.commit({ ...editor.document, audio: { ...editor.document.audio,"
+            f" base: {base}, ranges: [{{ from: 4, to: 16, value: 0 }}] }} }})"
+        )
+        editor.settle()
+        colours.append(editor.page.evaluate(_LANE_PIXELS))
+    assert colours[0] == colours[1], "one range, whatever the lane does elsewhere"
+    assert max(colours[0]) - min(colours[0]) < 3, "no stripes"
+
+
+_LANE_PIXELS = """() => { const canvas = document.querySelector('.h3-mask-time'), context = canvas.getContext('2d');
+    const scale = canvas.width / canvas.clientWidth, inner = canvas.clientWidth - 60, y = canvas.clientHeight * 0.55 * scale;
+    const found = [];
+    for (let at = 0.12; at < 0.18; at += 0.005) found.push(context.getImageData((52 + at * inner) * scale, y, 1, 1).data[0]);
+    return found; }"""
+
+
+def test_an_erase_stroke_leaves_a_painted_layer_painted_and_erased(editor: EditorPage) -> None:
+    editor.load(GRAPH)
+    editor.zoom_graph(0.8)
+    editor.path([(0.2, 0.4), (0.6, 0.4)])
+    mode = editor.page.get_by_role("group", name="Chosen layer").get_by_label("mode")
+    assert mode.input_value() == "paint"
+    editor.press("e")
+    editor.path([(0.3, 0.4), (0.4, 0.4)])
+    assert [layer["mode"] for layer in editor.document()["layers"]] == ["paint", "erase"]
+    assert editor.get("editor.layer.mode") == "erase", "the stroke that was drawn last"
+    assert mode.input_value() == "mixed"
+    assert editor.get("editor.root.querySelector('[data-layer]').textContent") == "●stroke-1 (2 strokes, some erase)"
+    mode.select_option("erase")
+    editor.settle()
+    assert [layer["mode"] for layer in editor.document()["layers"]] == ["erase", "erase"]
+
+
+def test_only_the_editors_own_keys_stay_with_it(editor: EditorPage) -> None:
+    editor.load(GRAPH)
+    editor.zoom_graph(0.7)
+    editor.path([(0.2, 0.3), (0.4, 0.3)])
+    editor.page.evaluate(_HEARD)
+    editor.press("r", "[", "Space", "Space", "ArrowRight", "Shift+ArrowRight", "Delete", "Control+z", "Control+Shift+z")
+    editor.press("Control+a", "Control+c")
+    heard = "() => window.heard.filter((key) => !/(Control|Shift)$/.test(key))"
+    assert editor.page.evaluate(heard) == []
+    editor.press("Shift+R", "Control+ArrowRight", "Control+Enter")
+    assert editor.page.evaluate(heard) == ["Shift+R", "Ctrl+ArrowRight", "Ctrl+Enter"]
+    assert editor.page.evaluate("() => window.queued") == 1
+    editor.press("Control+s")
+    name = editor.page.get_by_role("dialog").get_by_role("textbox")
+    name.wait_for(state="visible", timeout=10_000)
+    editor.page.keyboard.press("Escape")
+    name.wait_for(state="hidden", timeout=10_000)
