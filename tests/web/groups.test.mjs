@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { emptyDocument, shapeAt } from "../../web/mask_editor/document.js";
 import { keyHere } from "../../web/mask_editor/edits.js";
-import { addToGroup, changeGroup, membersOf, removeGroup, reorderGroup, takesStroke, transformGroup } from "../../web/mask_editor/groups.js";
+import { addToGroup, changeGroup, membersOf, modeOf, removeGroup, reorderGroup, takesStroke, transformGroup } from "../../web/mask_editor/groups.js";
 
 const CANVAS = { width: 200, height: 100, frames: 39 };
 const stroke = (id, x, more = {}) => ({
@@ -52,4 +52,14 @@ test("a stroke that joins a moving layer lies where it was drawn, and moves alon
   // Twice as large at the end, one and a half times in the middle: distances grow by a third.
   assert.ok(Math.abs(c1 - a1 - ((0.65 - a0) * 2) / 1.5) < 1e-3);
   assert.deepEqual(joined.layers[3].keys.map((key) => key.frame), [0, 38]);
+});
+
+test("a layer of which some strokes erase is mixed, and of one kind once all do the same", () => {
+  const [a, b] = membersOf(two, two.layers[1]);
+  assert.equal(modeOf(two, a), "paint");
+  const some = { ...two, layers: two.layers.map((layer) => (layer.id === b.id ? { ...layer, mode: "erase" } : layer)) };
+  assert.deepEqual(membersOf(some, a).map((layer) => modeOf(some, layer)), ["mixed", "mixed"]);
+  assert.equal(modeOf(some, some.layers[0]), "paint", "of another layer");
+  const all = changeGroup(some, a, (layer) => ({ ...layer, mode: "erase" }));
+  assert.equal(modeOf(all, all.layers[1]), "erase");
 });

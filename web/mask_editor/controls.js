@@ -49,11 +49,12 @@ export function slider(updates, { name, unit, title, max, step = 1, get, set }) 
 /**
  * @template {string} T
  * @param {Update[]} updates
- * @param {{ name: string, title: string, options: [T, string][], get: () => T, set: (value: T) => void, enabled?: () => boolean }} about
+ * @param {{ name: string, title: string, options: [T, string][], get: () => T, set: (value: T) => void, enabled?: () => boolean, told?: T }} about
+ *   told: an option that is only shown, not chosen
  */
-export function choice(updates, { name, title, options, get, set, enabled = () => true }) {
+export function choice(updates, { name, title, options, get, set, enabled = () => true, told }) {
   const select = make("select", { title, "aria-label": name, change: () => set(/** @type {T} */ (select.value)) });
-  select.append(...options.map(([value, text]) => make("option", { value }, text)));
+  select.append(...options.map(([value, text]) => make("option", { value, disabled: value === told }, text)));
   updates.push(() => {
     if (select.value !== get()) select.value = get();
     select.disabled = !enabled();

@@ -7,6 +7,7 @@ import { addLayer, transformLayer } from "./edits.js";
 /** @typedef {import("./document.js").MaskDocument} MaskDocument */
 /** @typedef {import("./document.js").Layer} Layer */
 /** @typedef {import("./document.js").Canvas} Canvas */
+/** @typedef {Layer["mode"] | "mixed"} GroupMode */
 
 /** @param {Layer} layer @returns {string} the same for layers that belong together */
 export function groupOf(layer) {
@@ -20,6 +21,16 @@ export function groupOf(layer) {
  */
 export function membersOf(document, layer) {
   return document.layers.filter((other) => groupOf(other) === groupOf(layer));
+}
+
+/**
+ * Return what a layer and those that belong to it do: `mixed` where some paint and some erase.
+ * @param {MaskDocument} document
+ * @param {Layer} layer
+ * @returns {GroupMode}
+ */
+export function modeOf(document, layer) {
+  return membersOf(document, layer).every((other) => other.mode === layer.mode) ? layer.mode : "mixed";
 }
 
 /**

@@ -4,7 +4,7 @@ import { button, choice, slider, toggle } from "./controls.js";
 import { isActive } from "./document.js";
 import { make } from "./dom.js";
 import { addLayer, freeId, keyHere, removeKey, withRanges } from "./edits.js";
-import { changeGroup, groupOf, membersOf, removeGroup, reorderGroup } from "./groups.js";
+import { changeGroup, groupOf, membersOf, modeOf, removeGroup, reorderGroup } from "./groups.js";
 
 /** @typedef {import("./editor.js").MaskEditor} MaskEditor */
 /** @typedef {import("./document.js").Layer} Layer */
@@ -26,7 +26,7 @@ export function buildLayers(editor) {
   const ofRun = runBar(editor, updates);
   const sound = soundBar(editor, updates);
   const hint = make("p", {}, "Paint on the picture, or drag on a lane: what is striped is regenerated, the rest stays. " +
-    "Strokes join the chosen layer; “+ new layer” starts another. Every edit is saved at once.");
+    "Strokes join the chosen layer; “+ new layer” starts another. Every edit is in the workflow at once: save that (Ctrl+S).");
   /** @type {readonly Layer[] | null} */
   let shown = null;
   let chosen = "";
@@ -96,7 +96,8 @@ function chips(editor) {
 
 /** @param {MaskEditor} editor @param {Layer} layer @param {Layer[]} members */
 function chip(editor, layer, members) {
-  const { enabled, id, kind, keys, mode } = layer;
+  const { enabled, id, kind, keys } = layer;
+  const mode = modeOf(editor.document, layer);
   const acts = !editor.overruled() && members.some((member) => isActive(member, editor.frame));
   const chosen = members.some((member) => member.id === editor.selected);
   const eye = button(enabled ? "●" : "○", enabled ? "Acts; press to switch it off" : "Off; press to switch it on",
@@ -105,7 +106,7 @@ function chip(editor, layer, members) {
   const shape = kind === "polygon" ? "lasso" : kind;
   const words = [
     members.length > 1 ? `${members.length} strokes` : layer.name && shape,
-    members.some((member) => member.mode !== mode) ? "some erase" : mode === "erase" && "erase",
+    mode === "mixed" ? "some erase" : mode === "erase" && "erase",
     keys.length > 1 && `${keys.length} keys`,
   ].filter(Boolean);
   const name = [layer.name || id, ...(words.length ? [`(${words.join(", ")})`] : [])].join(" ");
@@ -134,9 +135,10 @@ function layerBar(editor, updates) {
     act("redraw here", "The next shape that you draw becomes this layer's shape at this frame", () =>
       editor.show({ reshaping: !editor.state.reshaping, tool: editor.layer ? TOOL_OF[editor.layer.kind] : "brush" }),
       () => editor.reshaping, (layer) => layer.kind !== "raster" && membersOf(editor.document, layer).length === 1),
-    choice(updates, { name: "mode", title: "Paint: what the chosen layer covers is regenerated. Erase: it is kept",
-      options: [["paint", "paint"], ["erase", "erase"]], get: () => editor.layer?.mode ?? "paint",
-      set: (mode) => change((layer) => ({ ...layer, mode })), enabled: () => editor.editable }),
+    choice(updates, { name: "mode", title: "Paint: what the chosen layer covers is regenerated. Erase: it is kept. Paint + erase: some of its strokes erase; choose one for all of them",
+      options: [["paint", "paint"], ["erase", "erase"], ["mixed", "paint + erase"]], told: "mixed", enabled: () => editor.editable,
+      get: () => (editor.layer ? modeOf(editor.document, editor.layer) : "paint"),
+      set: (mode) => mode !== "mixed" && change((layer) => ({ ...layer, mode })) }),
     act("to marked frames", "The layer lives in the marked frames only (drag over “tokens” to mark)", () => change((layer) => ({ ...layer, range: editor.state.marked ?? layer.range })),
       undefined, () => editor.state.marked !== null),
     act("to all frames", "The layer lives in all frames", () => change((layer) => ({ ...layer, range: [0, editor.frames] }))),

@@ -2,6 +2,7 @@
 // Drawing and hit testing; what a drag does is in timeline_drag.js.
 
 import { drawLabel } from "./overlay.js";
+import { modeOf } from "./groups.js";
 import { audioCount, AUDIO_STEP, FPS, FRAMES_PER_TOKEN, tokenCount, tokenStart } from "./grid.js";
 
 /** @typedef {import("./document.js").MaskDocument} MaskDocument */
@@ -16,6 +17,7 @@ import { audioCount, AUDIO_STEP, FPS, FRAMES_PER_TOKEN, tokenCount, tokenStart }
  * @property {number} frames
  * @property {number} frame
  * @property {Layer | null} layer the chosen one
+ * @property {import("./groups.js").GroupMode} mode of the chosen layer
  * @property {{ lane: "video" | "audio", index: number } | null} run the chosen run
  * @property {[number, number] | null} marked frames
  * @property {Float32Array | null} share of each token's cells that are regenerated, 0..1
@@ -44,7 +46,8 @@ const COLOURS = { keep: "#3f7fd0", redo: "#e0406a", ink: "#d5d8de", dim: "#4a4e5
  */
 export function timeStateOf({ document, frames, frame, layer, state, statistics, source, clip }) {
   const { share, sound } = statistics;
-  return { document, frames, frame, layer, run: state.run, marked: state.marked, share, sound, peaks: source?.facts?.peaks ?? null, clip };
+  const [mode, peaks] = [layer ? modeOf(document, layer) : "paint", source?.facts?.peaks ?? null];
+  return { document, frames, frame, layer, mode, run: state.run, marked: state.marked, share, sound, peaks, clip };
 }
 
 /**
@@ -149,13 +152,17 @@ export function drawTimeline(context, state, width, height) {
 }
 
 /** @param {Context} context @param {TimeState} state @param {Row} row @param {number} width */
-function drawLayer(context, { layer, frames }, row, width) {
+function drawLayer(context, { layer, mode, frames }, row, width) {
   if (!layer) return;
   const [left, right] = layer.range.map((frame) => xOf(frame, width, frames));
-  context.fillStyle = layer.mode === "paint" ? COLOURS.redo : COLOURS.keep;
+  const [tall, middle] = [row.height * 0.4, row.top + row.height / 2];
   context.globalAlpha = 0.55;
-  context.fillRect(left, row.top + row.height * 0.3, right - left, row.height * 0.4);
+  context.fillStyle = mode === "erase" ? COLOURS.keep : COLOURS.redo;
+  context.fillRect(left, middle - tall / 2, right - left, tall);
   context.globalAlpha = 1;
+  context.fillStyle = COLOURS.keep;
+  // Both colours where some strokes paint and some erase.
+  if (mode === "mixed") context.fillRect(left, middle, right - left, tall / 2);
   context.fillStyle = "#fff";
   const size = Math.min(6, row.height / 2 - 1);
   for (const key of layer.keys) {
@@ -183,20 +190,30 @@ function drawVideo(context, { document, frames, share, run }, row, width) {
   }
 }
 
+/**
+ * Return how loud a sound is in a latent's time, 0..1; 0 behind its end.
+ * @param {number[][]} peaks by channel, at least one
+ * @param {number} at
+ * @param {number | null} channel null: of all, the loudest; one that the sound has not is its last
+ */
+export function peakAt(peaks, at, channel) {
+  const heard = channel === null ? peaks : [peaks[Math.min(channel, peaks.length - 1)]];
+  return Math.max(...heard.map((wave) => wave[at] ?? 0));
+}
+
 /** @param {Context} context @param {TimeState} state @param {Row} row @param {number} width */
 function drawSound(context, { document, frames, sound, peaks, run }, row, width) {
   const channel = row.name === "audio1" ? 1 : 0;
   const { linked, base } = document.audio;
   if (base) fillRun(context, { row, left: LEFT, right: width - RIGHT, value: 1 });
   drawRuns(context, document.audio.ranges, { row, width, frames, linked, chosen: run?.lane === "audio" ? run.index : -1 });
-  const wave = peaks?.[Math.min(channel, peaks.length - 1)];
-  if (wave) {
+  if (peaks?.length) {
     context.fillStyle = "rgba(230,235,245,0.8)";
     const middle = row.top + row.height / 2;
     for (let x = LEFT; x < width - RIGHT; x++) {
       // A peak lasts as long as a latent; a sound that ends early is silent from there on.
       const at = Math.floor(((x - LEFT) / (width - LEFT - RIGHT)) * frames / AUDIO_STEP);
-      const tall = Math.max(0.5, (wave[at] ?? 0) * row.height * 0.45);
+      const tall = Math.max(0.5, peakAt(peaks, at, linked ? null : channel) * row.height * 0.45);
       context.fillRect(x, middle - tall, 1, 2 * tall);
     }
   }
@@ -228,7 +245,7 @@ function drawRuns(context, runs, { row, width, frames, linked, chosen }) {
 }
 
 /**
- * Fill a run: keep is plain, regenerate has stripes.
+ * Fill a run, whatever is under it: keep is plain, regenerate has stripes.
  * @param {Context} context
  * @param {{ row: Row, left: number, right: number, value: number }} run
  */
@@ -237,6 +254,8 @@ function fillRun(context, { row, left, right, value }) {
   context.beginPath();
   context.rect(left, row.top, right - left, row.height);
   context.clip();
+  context.fillStyle = COLOURS.band;
+  context.fillRect(left, row.top, right - left, row.height);
   context.fillStyle = value ? COLOURS.redo : COLOURS.keep;
   context.globalAlpha = value ? 0.35 + 0.45 * value : 0.5;
   context.fillRect(left, row.top, right - left, row.height);
