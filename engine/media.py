@@ -13,8 +13,9 @@ and ``waveform`` [2, N] float32 at the model's rate, where there is such.
 An edit has the part ``masks`` besides: video_noise_mask [1, 1, T, H/16, W/16] and audio_noise_mask [1, 1, 2, A] float32
 of the whole video.
 
-Facts: ``width``, ``height``, ``frames``, ``seconds``; of an edit ``source_frames``, ``mask_levels``; ``conditions``
-(keyframes, then guides): ``frame``, ``frames``, ``audio_latents``; ``references``: ``kind``, ``width``, ``height``,
+Facts: ``width``, ``height``, ``frames``, ``seconds``; of a source ``own_frames``, ``own_audio_latents``, what of it was
+not added; of an edit ``source_frames``, ``mask_levels``; ``conditions`` (keyframes, then guides): ``frame``,
+``frames``, ``audio_latents``; ``references``: ``kind``, ``width``, ``height``,
 ``frames``, ``audio_latents``, ``rows``, ``share`` (of the packed sequence without its text). Exit status 0 with a
 result; every `EngineError` is one.
 """
@@ -56,6 +57,7 @@ def prepare(request: EncodePrompt | EncodeMedia | Generate, job: MediaJob) -> di
         canvas = prepare_source(
             job, request.source, width=request.width, height=request.height, frames=_frames(request)
         )
+        facts = _own_facts(canvas)
     else:
         if isinstance(request, Generate) and request.edit is not None:
             request, facts = _prepare_edit(request, request.edit, job)
@@ -74,9 +76,7 @@ def prepare(request: EncodePrompt | EncodeMedia | Generate, job: MediaJob) -> di
 def _prepare_edit(request: Generate, edit: SourceEdit, job: MediaJob) -> tuple[Generate, dict[str, Any]]:
     """Prepare a source and its masks; return the request with the size that they give it, and their facts."""
     frames = None if edit.frames is None else geometry.snap_frames(edit.frames, path="request.edit.")
-    canvas = prepare_source(
-        job, edit.source, width=request.width, height=request.height, frames=frames, path="edit.source"
-    )
+    canvas = prepare_source(job, edit.source, width=request.width, height=request.height, frames=frames, edit=edit)
     total, levels = prepare_masks(job, edit, canvas)
     request = dataclasses.replace(
         request,
@@ -85,7 +85,12 @@ def _prepare_edit(request: Generate, edit: SourceEdit, job: MediaJob) -> tuple[G
         frames=total,
         edit=dataclasses.replace(edit, frames=canvas.frames),
     )
-    return request, {"source_frames": canvas.frames, "mask_levels": levels}
+    return request, {"source_frames": canvas.frames, "mask_levels": levels, **_own_facts(canvas)}
+
+
+def _own_facts(source: Canvas) -> dict[str, int]:
+    assert source.own is not None
+    return {"own_frames": source.own.frames, "own_audio_latents": source.own.audio_latents}
 
 
 def _prepare_conditions(

@@ -17,7 +17,9 @@ from fractions import Fraction
 from typing import Any
 
 from .contract import geometry, media_limits
+from .contract.edits import SourceEdit
 from .contract.errors import RequestError
+from .contract.extend import OwnLength
 from .contract.media import Guide, Keyframe, Source
 from .media_files import bad_media, reading
 from .media_fit import cover_crop, stretch
@@ -25,14 +27,18 @@ from .media_job import Found, MediaJob, seconds_of, write_clip
 from .media_sound import Waveform, fitted, to_model
 from .media_store import PreparedPart
 
+_ROUNDING = geometry.SAMPLE_RATE // 1000
+"""Samples by which a sound that ends with its pictures may seem shorter: it was cut, or brought to another rate."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Canvas:
-    """The video that media are prepared for: pixels, and pixel frames 17n+5."""
+    """The video that media are prepared for: pixels, and pixel frames 17n+5; of a source what of it is the clip's."""
 
     width: int
     height: int
     frames: int
+    own: OwnLength | None = None
 
 
 def in_packed_order(keyframes: Sequence[Keyframe]) -> tuple[Keyframe, ...]:
@@ -135,14 +141,15 @@ def prepare_source(
     width: int | None,
     height: int | None,
     frames: int | None,
-    path: str = "source",
+    edit: SourceEdit | None = None,
 ) -> Canvas:
     """Make the part ``source``; return its canvas.
 
     Args:
         width, height: of the request; None: the source's own. frames: likewise, 17n+5; None: the source's.
-        path: of ``source`` in the request.
+        edit: whose source it is; None: it is the request's own.
     """
+    path = "source" if edit is None else "edit.source"
     part = job.part("source")
     if source.media is None:
         return _source_sound_alone(job, source, part, width=width, height=height, frames=frames, path=path)
@@ -153,13 +160,39 @@ def prepare_source(
     if found.frames < total:
         assert found.last is not None
         part.add(found.last, total - part.frames)
-        job.warn(
-            "media_held",
-            f"The source has {found.frames} frames at 24 fps; its last picture is held to make {total} "
-            f"({seconds_of(total):.2f} s).",
-        )
-    part.finish(_source_sound(job, source, total, path=path))
-    return Canvas(part.width, part.height, total)
+        _tell_of_held(job, found.frames, total, edit)
+    sound, samples = _source_sound(job, source, total, path=path)
+    part.finish(sound)
+    return Canvas(part.width, part.height, total, _own_length(min(found.frames, total), samples, total))
+
+
+def _tell_of_held(job: MediaJob, frames: int, total: int, edit: SourceEdit | None) -> None:
+    if edit is not None and edit.after and total - frames < geometry.FRAMES_PER_CHUNK:
+        return  # Nothing of it stays, and `media_masks` tells what does.
+    message = f"The source has {frames} frames at 24 fps; its last picture is held to make {total} "
+    message += f"({seconds_of(total):.2f} s)."
+    if edit is not None and not edit.after:
+        message += f" The video ends with these {total - frames} frames, which are not the source's."
+    job.warn("media_held", message)
+
+
+def _own_length(frames: int, samples: int | None, total: int) -> OwnLength:
+    """Return what of a source of ``total`` frames is the clip's own.
+
+    One that `frames` of the request makes longer by a chunk or more is that long because that was asked for.
+
+    Args:
+        frames: of its pictures. samples: of its sound, at the model's rate; None: it has none, and its silence is its
+            own as long as its pictures are.
+    """
+    if total - frames >= geometry.FRAMES_PER_CHUNK:
+        return OwnLength.whole(total)
+    end = geometry.audio_latents(total)
+    if frames < total:
+        end = frames * geometry.AUDIO_LATENTS_PER_SECOND // geometry.FPS
+    if samples is not None and samples + _ROUNDING < frames * geometry.SAMPLE_RATE // geometry.FPS:
+        end = min(end, samples // geometry.SAMPLES_PER_AUDIO_LATENT)
+    return OwnLength(frames, end)
 
 
 def _source_pictures(
@@ -203,13 +236,15 @@ def _source_pictures(
     return found
 
 
-def _source_sound(job: MediaJob, source: Source, frames: int, *, path: str) -> Waveform | None:
+def _source_sound(job: MediaJob, source: Source, frames: int, *, path: str) -> tuple[Waveform | None, int | None]:
+    """Return the sound as long as ``frames``, and how many samples of it there were; None without any."""
     sound = job.sound(source, path, seconds=seconds_of(frames) + 1)
     if sound is None:
-        return None
+        return None, None
     field = f"request.{path}.media" if source.audio is None else f"request.{path}.audio"
     waveform = to_model(sound, seconds=seconds_of(frames), rate=job.facts.sample_rate, field=field)
-    return fitted(waveform, geometry.audio_latents(frames) * geometry.SAMPLES_PER_AUDIO_LATENT)
+    fit = fitted(waveform, geometry.audio_latents(frames) * geometry.SAMPLES_PER_AUDIO_LATENT)
+    return fit, waveform.shape[1]
 
 
 def _source_sound_alone(
@@ -232,7 +267,9 @@ def _source_sound_alone(
         )
     if frames is None:
         most = job.limits.max_seconds
-        sound = job.standalone_sound(source.audio, f"{path}.audio", seconds=most + 1)
-        frames = geometry.snap_frames(max(geometry.MIN_FRAMES, round(min(sound.seconds, most) * geometry.FPS)))
-    part.finish(_source_sound(job, source, frames, path=path))
-    return Canvas(width, height, frames)
+        found = job.standalone_sound(source.audio, f"{path}.audio", seconds=most + 1)
+        frames = geometry.snap_frames(max(geometry.MIN_FRAMES, round(min(found.seconds, most) * geometry.FPS)))
+    sound, samples = _source_sound(job, source, frames, path=path)
+    part.finish(sound)
+    own = max(1, round((samples or 0) * geometry.FPS / geometry.SAMPLE_RATE))
+    return Canvas(width, height, frames, _own_length(min(own, frames), samples, frames))

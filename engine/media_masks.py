@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from .contract import geometry, mask_cells
 from .contract.check_masks import MASK_TENSORS, MASKS
 from .contract.edits import SourceEdit
-from .contract.extend import plan_extension
+from .contract.extend import Extension, plan_extension
 from .contract.mask_document import (
     AudioLane,
     Canvas,
@@ -60,18 +60,28 @@ def prepare_masks(job: MediaJob, edit: SourceEdit, shot: Shot) -> tuple[int, int
         audio = np.full_like(audio, edit.audio_mask)
     frames = shot.frames
     if edit.extends:
-        plan = plan_extension(frames, before=edit.before, after=edit.after, path=f"{_PATH}.")
+        plan = plan_extension(frames, own=shot.own, before=edit.before, after=edit.after, path=f"{_PATH}.")
         frames = plan.frames
+        if edit.after and shot.own is not None and shot.own.frames < shot.frames:
+            job.warn("media_held", _goes_on(plan, shot.own.frames))
         longer, sound = np.array(plan.video_mask, np.float32), np.array(plan.audio_mask, np.float32)
         longer = longer[:, None, None].repeat(video.shape[1], 1).repeat(video.shape[2], 2)
         sound = sound[None].repeat(geometry.AUDIO_CHANNELS, 0)
-        longer[plan.kept_latents.start : plan.kept_latents.stop] = video
-        sound[:, plan.kept_audio.start : plan.kept_audio.stop] = audio
+        longer[plan.kept_latents.start : plan.kept_latents.stop] = video[: len(plan.kept_latents)]
+        sound[:, plan.kept_audio.start : plan.kept_audio.stop] = audio[:, : len(plan.kept_audio)]
         video, audio = longer, sound
     path = job.made[MASKS] = job.out / f"{MASKS}.safetensors"
     save_file({MASK_TENSORS["video"]: video[None, None], MASK_TENSORS["audio"]: audio[None, None]}, path)
     levels = [np.unique(mask_cells.rows_of_cells(cells)) for cells in (video, audio)]
     return frames, sum(int((level < 1).sum()) for level in levels)
+
+
+def _goes_on(plan: Extension, own: int) -> str:
+    kept = plan.kept_frames
+    return (
+        f"The source has {own} frames at 24 fps, and the model makes whole groups of them: frames {kept.start} to "
+        f"{kept.stop - 1} of the video are the source's, what comes after begins with frame {kept.stop}."
+    )
 
 
 def _document(edit: SourceEdit, shot: Shot) -> MaskDocument:

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from .contract.check_masks import MASKS
+from .contract.check_masks import MASK_TENSORS, MASKS
 from .contract.edits import SourceEdit
-from .contract.extend import plan_extension
+from .contract.extend import moved_by
 from .contract.messages import Warned
 from .contract.requests import Denoise
 from .masking import Edit
@@ -41,16 +41,16 @@ def place_source(source: Latents, asked: SourceEdit, masks: Mapping[str, torch.T
     """Return the edit of a clip's latents: in a longer video they stand where `plan_extension` says.
 
     Args:
-        asked: with its frames resolved. masks: the part ``masks``, of the whole video.
+        masks: the part ``masks``, of the whole video; where it is 1 it does not matter what stands there.
     """
     if not asked.extends:
         return Edit.read(vars(source), masks)
-    assert asked.frames is not None
-    plan = plan_extension(asked.frames, before=asked.before, after=asked.after)
-    video = source.video.new_zeros((*source.video.shape[:2], len(plan.video_mask), *source.video.shape[3:]))
-    audio = source.audio.new_zeros((*source.audio.shape[:3], len(plan.audio_mask)))
-    video[:, :, plan.kept_latents.start : plan.kept_latents.stop] = source.video
-    audio[..., plan.kept_audio.start : plan.kept_audio.stop] = source.audio
+    lengths = masks[MASK_TENSORS["video"]].shape[2], masks[MASK_TENSORS["audio"]].shape[3]
+    video = source.video.new_zeros((*source.video.shape[:2], lengths[0], *source.video.shape[3:]))
+    audio = source.audio.new_zeros((*source.audio.shape[:3], lengths[1]))
+    first, first_of_sound = moved_by(asked.before)
+    video[:, :, first : first + source.video.shape[2]] = source.video
+    audio[..., first_of_sound : first_of_sound + source.audio.shape[3]] = source.audio
     return Edit.read({"video": video, "audio": audio}, masks)
 
 

@@ -229,6 +229,27 @@ def test_a_source_is_lengthened_to_the_lattice_by_its_last_picture(count: int, f
     assert run.facts["frames"] == run.result["request"]["frames"] == frames
     assert numbers(run.part("source")["frames"]) == [*range(count), *[count - 1] * (frames - count)]
     assert run.warnings == ([] if count == frames else ["media_held"])
+    assert (run.facts["own_frames"], run.facts["frames"]) == (count, frames)
+
+
+@pytest.mark.parametrize(
+    ("count", "seconds", "latents"),
+    [(30, 1.25, 50), (30, 2.0, 50), (30, 1.0, 40), (30, 1.01, 40), (30, None, 50), (22, 1.0, 37), (22, 0.5, 20)],
+)
+def test_how_much_of_a_source_is_its_own_is_told(
+    count: int, seconds: float | None, latents: int, tmp_path: Path
+) -> None:
+    sound = None if seconds is None else tone(seconds, 32_000)
+    clip = write_clip(tmp_path / "a.mkv", levels(count), sound=sound, sound_codec="pcm_s16le")
+    run = MediaRun(tmp_path, source_request(), {"a": clip})
+    assert (run.facts["own_frames"], run.facts["own_audio_latents"]) == (count, latents)
+
+
+def test_a_source_that_is_held_for_as_long_as_was_asked_for_is_all_its_own(tmp_path: Path) -> None:
+    clip = write_clip(tmp_path / "a.mp4", levels(30))
+    run = MediaRun(tmp_path, source_request(frames=56), {"a": clip})
+    assert (run.facts["own_frames"], run.facts["own_audio_latents"]) == (56, 93)
+    assert run.warnings == ["media_held"]
 
 
 def test_a_source_keeps_its_size_or_covers_the_canvas_it_is_given(tmp_path: Path) -> None:

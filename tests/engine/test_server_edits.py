@@ -49,6 +49,15 @@ async def run(client: EngineClient, edit: dict[str, Any], clip: Path, folder: Pa
     return await client.run(request, inputs={"v": clip, **parts}, folder=folder)
 
 
+async def held(client: EngineClient, edit: dict[str, Any], clip: Path, folder: Path) -> tuple[Outcome, str]:
+    """Return what comes of a clip that is lengthened, and what is said of that."""
+    events: list[Any] = []
+    request = {**EDIT, "edit": {"source": SOURCE, **edit}}
+    made = await client.run(request, inputs={"v": clip}, folder=folder, on_event=events.append)
+    (told,) = [event["message"] for event in events if event.get("code") == "media_held"]
+    return made, told
+
+
 async def source_of(client: EngineClient, clip: Path, folder: Path) -> dict[str, torch.Tensor]:
     outcome = await client.run({"task": "encode_media", "source": SOURCE}, inputs={"v": clip}, folder=folder)
     return load_file(outcome.outputs["latents"][0])
@@ -101,6 +110,30 @@ async def test_a_shot_goes_on(client: EngineClient, clip: Path, tmp_path: Path) 
     assert torch.equal(after["video"][:, :, 15:22], source["video"])
     assert torch.equal(after["audio"][..., 85 : 85 + LATENTS], source["audio"])
     assert video_facts(made.outputs["video"][0]).frames == 90
+
+
+async def test_a_shot_goes_on_from_its_last_own_frame(client: EngineClient, tmp_path: Path) -> None:
+    clip = write_clip(tmp_path / "short.mp4", noise(32, 64, frames=20), sound=tone(1.0, 32_000, 2))
+    made, told = await held(client, {"after": 0.5, "before": 0.1}, clip, tmp_path)
+    source, after = await source_of(client, clip, tmp_path), load_file(made.outputs["latents"][0])
+    assert (made.facts["source_frames"], made.facts["own_frames"], made.facts["frames"]) == (FRAMES, 20, 90)
+    # 18 frames are six latents, and the seventh holds two that are the clip's and two that are held.
+    assert torch.equal(after["video"][:, :, 15:21], source["video"][:, :, :6])
+    assert not torch.equal(after["video"][:, :, 21], source["video"][:, :, 6])
+    changed = (after["audio"][..., 85 : 85 + LATENTS] != source["audio"]).any(1)[0]
+    assert changed.nonzero()[:, 1].unique().tolist() == list(range(33, LATENTS))
+    assert made.facts["masks"]["video_frames"] == [0, 90]
+    assert "frames 51 to 68 of the video are the source's" in told
+    assert "begins with frame 69" in told
+
+
+async def test_an_edit_of_a_lengthened_clip_says_which_frames_are_not_its_own(
+    client: EngineClient, tmp_path: Path
+) -> None:
+    clip = write_clip(tmp_path / "short.mp4", noise(32, 64, frames=20))
+    made, told = await held(client, {"audio_mask": 1.0}, clip, tmp_path)
+    assert (made.facts["own_frames"], made.facts["frames"]) == (20, FRAMES)
+    assert told.endswith("The video ends with these 2 frames, which are not the source's.")
 
 
 async def test_keyframes_and_an_edit_go_together(client: EngineClient, clip: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from engine.contract import extend, geometry
 from engine.contract.errors import RequestError
-from engine.contract.extend import Extension, plan_extension
+from engine.contract.extend import Extension, OwnLength, plan_extension
 
 HALF_LATENT = 0.5 / geometry.AUDIO_LATENTS_PER_SECOND
 
@@ -31,7 +31,7 @@ def test_a_stride_is_whole_in_both_streams() -> None:
 
 def test_a_whole_source_stays_where_it_is_when_something_comes_after() -> None:
     found = plan_extension(124, after=2.0)
-    assert found == Extension(175, range(37), range(37), range(207), range(207))
+    assert found == Extension(175, OwnLength(175, 292), range(37), range(37), range(207), range(207))
     assert found.kept_frames == range(124)
     assert found.video_mask == (0.0,) * 37 + (1.0,) * 15
     assert found.audio_mask == (0.0,) * 207 + (1.0,) * (292 - 207)
@@ -86,6 +86,57 @@ def test_latents_move_by_whole_chunks_and_never_out_of_step(
     assert added >= 24 * sum(ends.values()) - 1e-9
     kept = len(found.kept_frames)
     assert kept >= min(frames, overlap or frames)
+
+
+def test_what_comes_after_a_lengthened_clip_begins_where_the_clip_ends() -> None:
+    # 48 frames, held to 56: latent 14 holds frames 47 to 50, of which the clip has one.
+    found = plan_extension(56, own=OwnLength(48, 80), after=2.0)
+    assert found.frames == 107
+    assert (found.kept_latents, found.kept_frames, found.kept_audio) == (range(14), range(47), range(80))
+    assert found.video_mask == (0.0,) * 14 + (1.0,) * 18
+    assert found.audio_mask[79:81] == (0.0, 1.0)
+    assert found.own == OwnLength.whole(107)
+
+
+def test_the_seconds_are_added_to_the_clip_and_not_to_what_was_held() -> None:
+    assert plan_extension(56, own=OwnLength(40, 66), after=1.0).frames == 73
+    assert plan_extension(56, after=1.0).frames == 90
+
+
+def test_what_was_held_stays_at_the_end_when_something_comes_before_alone() -> None:
+    found = plan_extension(56, own=OwnLength(48, 80), before=2.0)
+    assert (found.frames, found.kept_frames, found.own) == (107, range(51, 107), OwnLength(99, 165))
+
+
+def test_context_is_counted_from_where_the_clip_ends() -> None:
+    found = plan_extension(124, own=OwnLength(108, 180), after=4.0, overlap=22)
+    assert (found.taken_latents, found.kept_frames) == (range(15, 32), range(56))
+    assert found.taken_audio == range(85, 180)
+
+
+@pytest.mark.parametrize("frames", [5, 22, 56, 124, 362])
+@pytest.mark.parametrize("overlap", [None, 5, 22, 50, 100])
+@pytest.mark.parametrize("ends", [{"before": 0.5}, {"after": 0.04}, {"after": 5.0}, {"before": 1.0, "after": 1.0}])
+def test_no_latent_that_holds_what_was_added_counts_as_the_shot(
+    frames: int, overlap: int | None, ends: dict[str, float]
+) -> None:
+    for held in range(min(17, frames)):
+        own = OwnLength(frames - held, (frames - held) * 40 // 24)
+        assert own.fits(frames)
+        if len(ends) == 2 and overlap is not None:
+            continue
+        found = plan_extension(frames, own=own, overlap=overlap, **ends)
+        assert pattern(found.taken_latents) == pattern(found.kept_latents)
+        assert found.kept_latents.stop <= geometry.latent_frames(found.frames)
+        assert geometry.snap_frames(found.frames) == found.frames
+        if "after" in ends:
+            assert 1 <= geometry.frames_of_latents(found.taken_latents.stop) <= own.frames
+            assert found.taken_audio.stop <= own.audio_latents
+            left = own.frames - geometry.frames_of_latents(found.taken_latents.start)
+            shift = found.kept_frames.start
+            assert 0 <= found.frames - max(5, shift + left + round(ends["after"] * 24)) < 17
+            # Joined, nothing of the clip is out of the new latent's reach.
+            assert found.frames > shift + left
 
 
 def join(source: list[Any], new: list[Any], taken: range) -> list[Any]:
