@@ -1,6 +1,6 @@
 """Clips that a node was given in its last run, for the page to ask for small pictures of them.
 
-A clip is known by a key that says nothing else. Its pictures are held weakly: they can be shown as long as ComfyUI's
+A clip is known by a key that says nothing else. Pictures and sound are held weakly: they are there as long as ComfyUI's
 cache holds them, and nothing here keeps gigabytes alive. The cells of a mask are small, and held. Knows nothing of
 ComfyUI; raises nothing.
 """
@@ -44,11 +44,18 @@ class KeptClip:
     peaks: list[list[float]] | None
     _images: weakref.ref[torch.Tensor] | None
     _order: tuple[int, ...]
+    _waveform: weakref.ref[torch.Tensor] | None = None
+    _rate: int = 0
 
     def frame(self, number: int) -> torch.Tensor | None:
         """Return picture ``number``, [H, W, C] or of a MASK [H, W], in 0..1; after the end the last, None when gone."""
         images = self._images() if self._images is not None else None
         return None if images is None else images[self._order[min(max(number, 0), len(self._order) - 1)]]
+
+    def sound(self) -> tuple[torch.Tensor, int] | None:
+        """Return the waveform [C, N] and its rate, None without sound and when it is gone."""
+        waveform = self._waveform() if self._waveform is not None else None
+        return None if waveform is None else (waveform[0], self._rate)
 
     def made_of(self, images: torch.Tensor | None) -> bool:
         """Return whether these are its pictures."""
@@ -69,7 +76,11 @@ def keep(images: torch.Tensor | None, audio: Mapping[str, Any] | None = None, *,
     order = () if images is None else tuple(clock_order(len(images), fps=fps))
     height, width = (0, 0) if images is None else images.shape[1:3]
     weak = None if images is None else weakref.ref(images)
-    clip = KeptClip(len(order), width, height, None if audio is None else peaks_of(audio), weak, order)
+    if audio is None:
+        clip = KeptClip(len(order), width, height, None, weak, order)
+    else:
+        waveform, rate = audio["waveform"], int(audio["sample_rate"])
+        clip = KeptClip(len(order), width, height, peaks_of(audio), weak, order, weakref.ref(waveform), rate)
     with _lock:
         known = (key for key, other in _clips.items() if other.made_of(images) and other.peaks == clip.peaks)
         key = next(known, None) or secrets.token_urlsafe(12)

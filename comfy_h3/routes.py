@@ -1,4 +1,4 @@
-"""What the mask editor asks ComfyUI's server for: a clip's facts, small pictures of it, the pixels of a raster layer.
+"""What the mask editor asks ComfyUI's server for: a clip's facts, small pictures, sound; the pixels of a raster layer.
 
 A clip is named by the key of what a node was given in its last run, or as a file of ComfyUI's own input, output or temp
 folder; no other path can be named. ComfyUI's own checks of Host and Origin stand before these routes. Answers 400 for a
@@ -6,6 +6,7 @@ malformed question and 404 for what is not there; raises nothing.
 
     GET /h3_engine/source?key=… | file=name [output]                    {width, height, frames, peaks}
     GET /h3_engine/frame?… &n=41                                        JPEG of at most 640 pixels a side
+    GET /h3_engine/sound?key=… | file=name [output]                     WAV of at most three minutes
     GET /h3_engine/sampling?width=1344&height=768&frames=124            {steps, seconds} of the last run, or null
     GET /h3_engine/cells?key=…                                          bytes [T, h, w], [2, A] of a latent's mask
     GET /h3_engine/raster?… &width=336&height=192&frames=124            bytes [n, height, width]
@@ -27,6 +28,7 @@ from . import host, kept, timings
 from .file_clips import UnreadableClip, facts_of, frame_of, stamp_of
 from .kept import KeptClip
 from .masks import raster_of_file
+from .sounds import wav_of, wav_of_file
 from .thumbnails import jpeg, picture_of, pooled
 
 T = TypeVar("T")
@@ -41,7 +43,7 @@ _turns = asyncio.Semaphore(_AT_ONCE)
 
 def add_routes() -> None:
     """Add the routes to ComfyUI's server, once, before it starts."""
-    for handler in (_source, _frame, _raster, _cells, _sampling):
+    for handler in (_source, _frame, _sound, _raster, _cells, _sampling):
         host.add_route(f"/h3_engine/{handler.__name__[1:]}", handler)
 
 
@@ -65,6 +67,18 @@ async def _frame(request: web.Request) -> web.Response:
     body = await _work(lambda: jpeg(picture_of(image)))
     headers = {"Cache-Control": f"private, max-age={_KEPT_SECONDS}"}
     return web.Response(body=body, content_type="image/jpeg", headers=headers)
+
+
+async def _sound(request: web.Request) -> web.Response:
+    found = _clip(request.query)
+    if isinstance(found, KeptClip):
+        sound = found.sound()
+        if sound is None:
+            raise web.HTTPNotFound(text="The clip has no sound, or it is not kept any more.")
+        body = await _work(lambda: wav_of(*sound))
+    else:
+        body = await _work(lambda: wav_of_file(found))
+    return web.Response(body=body, content_type="audio/wav", headers={"Cache-Control": "no-cache"})
 
 
 async def _raster(request: web.Request) -> web.Response:

@@ -66,9 +66,10 @@ def test_a_kept_range_looks_kept_on_a_lane_that_is_regenerated(editor: EditorPag
 
 
 _LANE_PIXELS = """() => { const canvas = document.querySelector('.h3-mask-time'), context = canvas.getContext('2d');
-    const scale = canvas.width / canvas.clientWidth, inner = canvas.clientWidth - 60, y = canvas.clientHeight * 0.55 * scale;
-    const found = [];
-    for (let at = 0.12; at < 0.18; at += 0.005) found.push(context.getImageData((52 + at * inner) * scale, y, 1, 1).data[0]);
+    const scale = canvas.width / canvas.clientWidth, inner = canvas.clientWidth - 60, found = [];
+    for (let at = 0.12; at < 0.18; at += 0.005) {
+        const [x, y] = [52 + at * inner, canvas.clientHeight * 0.55].map((value) => value * scale);
+        found.push(context.getImageData(x, y, 1, 1).data[0]); }
     return found; }"""
 
 

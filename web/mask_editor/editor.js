@@ -12,6 +12,7 @@ import { changeGroup } from "./groups.js";
 import { History } from "./history.js";
 import { listenToKeys } from "./keys.js";
 import { buildPanel } from "./panel.js";
+import { Player } from "./playing.js";
 import { drawEditor } from "./picture.js";
 import { RasterStore } from "./rasters.js";
 import { mismatchOf, overruled } from "./remarks.js";
@@ -67,6 +68,7 @@ export class MaskEditor {
     this.carried = new CarriedStore(host.url, () => this.#changed());
     this.rasters = new RasterStore(host.url, () => this.#changed());
     this.statistics = new Statistics(() => this.redraw());
+    this.player = new Player(this);
     this.panel = buildPanel(this);
     this.root = this.panel.root;
     listenToPicture(this, this.panel.picture);
@@ -383,6 +385,7 @@ export class MaskEditor {
     this.closing.abort();
     this.resizing.disconnect();
     this.statistics.clear();
+    this.player.close();
     this.source?.close();
     this.result?.close();
   }

@@ -3,7 +3,6 @@
 
 import { invertPicture, keyHere, withRanges } from "./edits.js";
 import { removeGroup } from "./groups.js";
-import { togglePlaying } from "./playing.js";
 import { WHOLE } from "./viewport.js";
 
 /** @typedef {import("./editor.js").MaskEditor} MaskEditor */
@@ -42,7 +41,7 @@ const KEYS = {
   "?": (editor) => editor.show({ helping: !editor.state.helping }),
   f: (editor) => editor.setFull(!editor.state.full),
   0: (editor) => editor.show({ view: WHOLE }),
-  " ": (editor) => togglePlaying(editor),
+  " ": (editor) => editor.player.toggle(),
   "[": (editor) => editor.show({ brush: { ...editor.brush, size: Math.max(2, Math.round(editor.brush.size / 1.2)) } }),
   "]": (editor) => editor.show({ brush: { ...editor.brush, size: Math.min(1024, Math.ceil(editor.brush.size * 1.2)) } }),
   "{": (editor) => editor.show({ brush: { ...editor.brush, softness: Math.max(0, editor.brush.softness - 4) } }),

@@ -6,7 +6,6 @@ import { make } from "./dom.js";
 import { addLayer, applyPreset, clearAll, freeId, invertPicture, putRange, snapSpan, withRanges } from "./edits.js";
 import { buildLayers } from "./layers.js";
 import { caption, help, lockedNote, noticeBar } from "./notices.js";
-import { togglePlaying } from "./playing.js";
 import { lengthOf, presetRemark } from "./remarks.js";
 import { statusOf } from "./statistics.js";
 import { addStyle } from "./style.js";
@@ -187,7 +186,7 @@ function tellOfPreset(editor) {
 /** @param {MaskEditor} editor @param {Update[]} updates */
 function playBar(editor, updates) {
   const { state } = editor;
-  const play = button("▶", "Play (Space)", () => togglePlaying(editor), { "data-action": "play" });
+  const play = button("▶", "Play, with the sound that is chosen on the right (Space)", () => editor.player.toggle(), { "data-action": "play" });
   const where = make("span", { class: "h3-mask-where", "data-part": "where" });
   const long = make("span", { class: "h3-mask-long", "data-part": "long" });
   const scrub = make("input", { type: "range", min: "0", value: "0", "aria-label": "Frame", title: "Frame", style: "flex:1;width:auto",
@@ -220,6 +219,8 @@ function playBar(editor, updates) {
       button("»", "One token on (Shift+→)", () => editor.goToToken(1))),
     scrub,
     where,
+    choice(updates, { name: "♪", title: "The sound that is played with the pictures: the clip's, the last run's result, or none",
+      options: [["source", "clip"], ["result", "result"], ["off", "off"]], get: () => state.heard, set: (heard) => editor.show({ heard }) }),
     fit,
     toggle(updates, button("?", "Keys and the pointer (?)", () => editor.show({ helping: !state.helping }), { "data-action": "help" }), () => state.helping),
   );

@@ -31,6 +31,7 @@ export function freshState() {
     wipe: 0.5,
     full: false,
     playing: false,
+    heard: /** @type {import("./playing.js").Heard} */ ("source"),
     said: "",
     /** What was said is of this state: as long as it lasts, undoing is at hand. */
     undoable: /** @type {MaskDocument | null} */ (null),

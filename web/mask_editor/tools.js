@@ -9,7 +9,6 @@ import { layerUnder } from "./picture.js";
 import { pointOf, resample } from "./document.js";
 import { panBy, toFractions, zoomAt } from "./viewport.js";
 import { pointOn } from "./dom.js";
-import { togglePlaying } from "./playing.js";
 
 /** @typedef {import("./editor.js").MaskEditor} MaskEditor */
 /** @typedef {import("./document.js").Layer} Layer */
@@ -84,7 +83,7 @@ function gestureOf(editor, canvas, event) {
     if (editor.moved) editor.say("This edit is of another shot: move it to this one, or start a new one, with the buttons above.");
     return null;
   }
-  if (editor.state.playing) togglePlaying(editor);
+  if (editor.state.playing) editor.player.toggle();
   return editor.tool === "move" ? grab(editor, pointOn(canvas, event)) : "draw";
 }
 
