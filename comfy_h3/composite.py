@@ -2,8 +2,9 @@
 
 The mask is what the engine really made anew: cells of 16 x 16 pixels and a latent frame, latents of 25 ms. Edges are
 softened inward only, so that nothing outside of them changes. Times are the result's; a source that begins earlier or
-ends later than the result (``offset``, of a shot that was extended in parts) goes on there by itself. Knows nothing of
-ComfyUI's modules. Raises `RequestError` naming the node's input.
+ends later than the result (``offset``, of a shot that was extended in parts) goes on there by itself. What the result
+has only because a clip was lengthened to the model's next length is left out: with nothing made anew, the source is
+what comes out. Knows nothing of ComfyUI's modules. Raises `RequestError` naming the node's input.
 """
 
 from __future__ import annotations
@@ -25,7 +26,15 @@ _COLOURS = 3
 
 
 def composite_images(
-    source: torch.Tensor, result: torch.Tensor, masks: StreamMasks, shot: Shot, *, feather: int, offset: int, fps: float
+    source: torch.Tensor,
+    result: torch.Tensor,
+    masks: StreamMasks,
+    shot: Shot,
+    *,
+    feather: int,
+    offset: int,
+    fps: float,
+    length: int | None = None,
 ) -> torch.Tensor:
     """Return IMAGE [N, H, W, 3]; of a source that has the canvas' size, pixels outside of the mask are its own.
 
@@ -35,6 +44,7 @@ def composite_images(
         source: IMAGE [n, h, w, C]; of another size it is scaled to cover the canvas and cropped, as the engine does.
         result: IMAGE [F, H, W, C] of ``shot``. feather: pixels over which an edge fades in.
         offset: frame of the result at which the source begins, at 24 a second; may be negative. fps: of the source.
+        length: frames of the result that are no lengthening of the clip's; None: all of them.
 
     Raises:
         RequestError: ``bad_mask`` when ``result`` is not of ``shot``, naming both; ``out_of_range`` for an offset that
@@ -43,7 +53,7 @@ def composite_images(
     _check_result(result, shot)
     order = clock_order(len(source), fps=fps)
     _check_offset(offset, len(order), shot)
-    start, end = min(0, offset), max(shot.frames, offset + len(order))
+    start, end = min(0, offset), max(result_end(masks, shot.frames, length=length), offset + len(order))
     if not masks.video.any() and source.shape == (end - start, shot.height, shot.width, _COLOURS) and start == offset:
         return source
     made = torch.empty((end - start, shot.height, shot.width, _COLOURS))
@@ -75,32 +85,51 @@ def composite_audio(
     *,
     feather_ms: float,
     offset: int,
+    length: int | None = None,
 ) -> dict[str, Any]:
     """Return AUDIO at the source's rate; samples outside of the mask are the source's own.
 
     Args:
         source: AUDIO, one channel or more. result: AUDIO of the shot, stereo. feather_ms: over which an edge fades in.
-        offset: see `composite_images`.
+        offset, length: see `composite_images`.
     """
     rate = int(source["sample_rate"])
-    own = source["waveform"][0].float().cpu()  # [C, n]
+    old = source["waveform"][0].float().cpu()  # [C, n]
     new = resampled(result["waveform"][0].float().cpu(), int(result["sample_rate"]), rate)  # [2, m]
-    if len(own) == 1:
-        own = own.expand(2, -1)
+    if len(old) == 1:
+        old = old.expand(2, -1)
     begins = round(offset * rate / geometry.FPS)
-    start, end = min(0, begins), max(new.shape[1], begins + own.shape[1])
+    new = new[:, : max(begins + old.shape[1], sound_end(masks, new.shape[1], rate=rate, length=length))]
+    start, end = min(0, begins), max(new.shape[1], begins + old.shape[1])
     weights = sample_weights(masks.audio, new.shape[1], rate=rate, feather_ms=feather_ms)
-    made = torch.zeros((len(own), end - start))
-    has_own = torch.zeros(end - start, dtype=torch.bool)
-    has_own[begins - start : begins - start + own.shape[1]] = True
-    made[:, has_own] = own
+    made = torch.zeros((len(old), end - start))
+    has_old = torch.zeros(end - start, dtype=torch.bool)
+    has_old[begins - start : begins - start + old.shape[1]] = True
+    made[:, has_old] = old
     part = made[:, -start : new.shape[1] - start]
-    covered = has_own[-start : new.shape[1] - start]
-    for channel in range(len(own)):
+    covered = has_old[-start : new.shape[1] - start]
+    for channel in range(len(old)):
         # Where the source has no sound, the result's is all there is.
         weight = torch.where(covered, weights[channel % 2], torch.ones(()))
         part[channel] = _blend(part[channel], new[channel % 2], weight)
     return {"waveform": made[None], "sample_rate": rate}
+
+
+def result_end(masks: StreamMasks, frames: int, *, length: int | None) -> int:
+    """Return the frame at which a result of ``frames`` ends: where the clip does, or what was made anew before that."""
+    if length is None:
+        return frames
+    touched = np.flatnonzero(masks.video.any(axis=(1, 2)))
+    return min(length, geometry.frames_of_latents(int(touched[-1]) + 1)) if touched.size else 0
+
+
+def sound_end(masks: StreamMasks, samples: int, *, rate: int, length: int | None) -> int:
+    """Return the sample at which a result's sound of ``samples`` ends, likewise."""
+    if length is None:
+        return samples
+    touched = np.flatnonzero(masks.audio.any(axis=0))
+    made = (int(touched[-1]) + 1) * rate // geometry.AUDIO_LATENTS_PER_SECOND if touched.size else 0
+    return min(samples, round(length * rate / geometry.FPS), made)
 
 
 def pixel_weights(cells: np.ndarray[Any, Any], *, feather: int) -> torch.Tensor:

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from safetensors.torch import save
 
 from ..engine.contract.errors import RequestError
+from ..engine.contract.extend import OwnLength
 from ..engine.contract.framing import TensorInfo, read_header
 from ..engine.contract.geometry import LATENTS_PER_CHUNK, frames_of_latents
+from ..engine.contract.latent_file import OWN_FACTS
 
 _DTYPES = {
     "U8": torch.uint8,
@@ -27,6 +30,8 @@ _DTYPES = {
     "F32": torch.float32,
 }
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_OWN = "h3_own_length"
+"""Key of a LATENT: what of it is the clip's own, the fields of an `OwnLength`. Other nodes pass it on or drop it."""
 
 
 def write_part(tensors: Mapping[str, torch.Tensor]) -> bytes:
@@ -92,6 +97,30 @@ def latent_to_part(latent: Mapping[str, Any]) -> bytes:
     """
     video, audio = map(as_float, latent_streams(latent))
     return write_part({"video": video, "audio": audio})
+
+
+def with_own_length(latent: Mapping[str, Any], own: OwnLength | None) -> dict[str, Any]:
+    """Return a LATENT that says what of it is the clip's own; with None, one that does not."""
+    kept = {key: value for key, value in latent.items() if key != _OWN}
+    return kept if own is None else {**kept, _OWN: asdict(own)}
+
+
+def own_length(latent: Mapping[str, Any], frames: int) -> OwnLength | None:
+    """Return what of a LATENT of ``frames`` pixel frames is the clip's own; None: it does not say, or cannot be."""
+    return _own_length(latent.get(_OWN) or {}, ("frames", "audio_latents"), frames)
+
+
+def told_own_length(facts: Mapping[str, Any], frames: int) -> OwnLength | None:
+    """Return the same from the facts of a job, or of a file."""
+    return _own_length(facts, OWN_FACTS, frames)
+
+
+def _own_length(facts: Mapping[str, Any], names: tuple[str, str], frames: int) -> OwnLength | None:
+    found, latents = (facts.get(name) for name in names)
+    if not isinstance(found, int) or not isinstance(latents, int):
+        return None
+    own = OwnLength(found, latents)
+    return own if own.fits(frames) else None
 
 
 def part_to_streams(data: bytearray) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,6 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from ..engine.contract.geometry import frames_of_latents
 from ..engine.contract.latent_file import (
     MASKS,
     PLAIN_MASK,
@@ -22,7 +23,7 @@ from ..engine.contract.latent_file import (
     read_facts,
     read_latent_header,
 )
-from .convert import latent_streams
+from .convert import latent_streams, own_length, told_own_length, with_own_length
 
 SUFFIX = ".h3latent.safetensors"
 """Of the files that H3EngineSaveLatent writes."""
@@ -46,7 +47,9 @@ def save_latent(path: Path, latent: Mapping[str, Any], *, texts: Mapping[str, st
         tensors |= zip(MASKS, mask.unbind(), strict=True) if nested else {PLAIN_MASK: mask}
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     fitting = fitting_texts(texts)
-    save_file(plain, path, {**describe(streams[0].shape[2]), **fitting})
+    length = streams[0].shape[2]
+    own = own_length(latent, frames_of_latents(length))
+    save_file(plain, path, {**describe(length, own=own), **fitting})
     return [name for name in texts if name not in fitting]
 
 
@@ -71,4 +74,5 @@ def load_latent(
         latent[_MASK] = nested([tensors[name] for name in MASKS])
     elif PLAIN_MASK in tensors:
         latent[_MASK] = tensors[PLAIN_MASK]
-    return latent, facts
+    whole = frames_of_latents(tensors["video"].shape[2])
+    return with_own_length(latent, told_own_length(facts, whole)), facts

@@ -34,6 +34,7 @@ from .contract import geometry
 from .contract.check_media import resolve_guides
 from .contract.edits import SourceEdit
 from .contract.errors import EngineError, JobError
+from .contract.latent_file import OWN_FACTS
 from .contract.lengths import used_rows
 from .contract.limits import DEFAULT_SECONDS, Limits, ModelFacts
 from .contract.requests import EncodeMedia, EncodePrompt, Generate, parse_request, request_to_dict
@@ -90,7 +91,7 @@ def _prepare_edit(request: Generate, edit: SourceEdit, job: MediaJob) -> tuple[G
 
 def _own_facts(source: Canvas) -> dict[str, int]:
     assert source.own is not None
-    return {"own_frames": source.own.frames, "own_audio_latents": source.own.audio_latents}
+    return dict(zip(OWN_FACTS, (source.own.frames, source.own.audio_latents), strict=True))
 
 
 def _prepare_conditions(

@@ -11,6 +11,7 @@ from ...engine.contract.errors import RequestError
 from ...engine.contract.geometry import FPS
 from .. import host, kept
 from ..composite import composite_audio, composite_images
+from ..convert import own_length
 from ..masks import Shot, StreamMasks, masks_of_arrays, masks_of_latent
 from ..media import check_audio, check_images
 from .common import known_keywords, node_errors, schema
@@ -31,7 +32,8 @@ class H3EngineComposite(io.ComfyNode):  # type: ignore[misc]
             node_id="H3EngineComposite",
             display_name="H3 Engine Composite",
             description="Puts what was made anew into the source: outside of the mask its pixels and samples stay its "
-            "own, bit for bit. What the source has before or after the result is joined to it.",
+            "own, bit for bit. What the source has before or after the result is joined to it; "
+            "frames that only lengthened the clip are cut, so that it comes out as long as it went in.",
             inputs=[
                 io.Latent.Input(
                     "latent", tooltip="The latent with the mask that the sampler got, not the one that it made."
@@ -96,18 +98,32 @@ class H3EngineComposite(io.ComfyNode):  # type: ignore[misc]
             sounds = {"source_audio": source_audio, "result_audio": result_audio}
             _check(pictures, sounds)
             shot = Shot.of(latent)
-            masks = _masks(latent, shot)
-            images = result_images if source_images is None else source_images
+            masks, own = _masks(latent, shot), own_length(latent, shot.frames)
+            length = None if own is None else own.frames
+            images = _cut(result_images, length) if source_images is None else source_images
             if source_images is not None and result_images is not None:
                 images = composite_images(
-                    source_images, result_images, masks, shot, feather=feather, offset=offset, fps=fps
+                    source_images, result_images, masks, shot, feather=feather, offset=offset, fps=fps, length=length
                 )
-            audio = result_audio if source_audio is None else source_audio
+            audio = _cut_sound(result_audio, length) if source_audio is None else source_audio
             if source_audio is not None and result_audio is not None:
-                audio = composite_audio(source_audio, result_audio, masks, feather_ms=sound_feather, offset=offset)
+                audio = composite_audio(
+                    source_audio, result_audio, masks, feather_ms=sound_feather, offset=offset, length=length
+                )
         key = None if images is None else kept.keep(images, audio, fps=float(FPS))
         host.NodeDisplay().text("\n".join(_report(source_images, images, shot)))
         return io.NodeOutput(images, audio, ui={"h3_clip": [{"key": key, "offset": min(0, offset)}]})
+
+
+def _cut(images: torch.Tensor | None, length: int | None) -> torch.Tensor | None:
+    """Return pictures of a result without those that it has only because the clip was lengthened."""
+    return images if images is None else images[:length]
+
+
+def _cut_sound(audio: dict[str, Any] | None, length: int | None) -> dict[str, Any] | None:
+    if audio is None or length is None:
+        return audio
+    return {**audio, "waveform": audio["waveform"][..., : round(length * audio["sample_rate"] / FPS)]}
 
 
 def _masks(latent: dict[str, Any], shot: Shot) -> StreamMasks:

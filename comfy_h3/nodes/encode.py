@@ -15,7 +15,7 @@ from ...engine.contract.media import Keyframe, Source
 from ...engine.contract.requests import EncodeMedia, EncodePrompt
 from .. import host
 from ..conditioning import from_wire
-from ..convert import latent_streams, part_to_streams, whole_frames
+from ..convert import latent_streams, part_to_streams, told_own_length, whole_frames, with_own_length
 from ..launcher import EngineSpec
 from ..media import Keyframes, Uploads
 from ..texts import references_text
@@ -174,7 +174,8 @@ class H3EngineEncodeMedia(io.ComfyNode):  # type: ignore[misc]
             check_media(request)
             result = await run_job(engine, request, uploads.parts, report=_report)
             samples = part_to_streams(result.pieces["latents"][0])
-        return io.NodeOutput({"samples": host.nested(samples)})
+        own = told_own_length(result.facts, whole_frames(samples[0]))
+        return io.NodeOutput(with_own_length({"samples": host.nested(samples)}, own))
 
 
 def _report(facts: dict[str, Any]) -> str:

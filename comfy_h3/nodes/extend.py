@@ -11,7 +11,7 @@ from ...engine.contract.extend import Extension, plan_extension
 from ...engine.contract.geometry import AUDIO_CHANNELS, FPS, frames_of_latents
 from ...engine.contract.mask_cells import CELL
 from .. import host
-from ..convert import latent_streams
+from ..convert import latent_streams, own_length, with_own_length
 from ..masks import Shot, StreamMasks, masks_of_latent
 from .common import known_keywords, node_errors, schema
 
@@ -67,12 +67,14 @@ class H3EngineExtend(io.ComfyNode):  # type: ignore[misc]
         with node_errors(latent="source"):
             shot = Shot.of(latent)
             kept = round(overlap * FPS) if overlap else None
-            plan = plan_extension(shot.frames, before=before, after=after, overlap=kept)
+            own = own_length(latent, shot.frames)
+            plan = plan_extension(shot.frames, own=own, before=before, after=after, overlap=kept)
             longer = _placed(latent, plan)
             masks = _masks(masks_of_latent(latent, shot), plan, shot)
         offset = frames_of_latents(plan.kept_latents.start) - frames_of_latents(plan.taken_latents.start)
-        host.NodeDisplay().text(_report(plan, shot))
-        return io.NodeOutput({**latent, "samples": longer, "noise_mask": host.nested(masks.tensors())}, offset)
+        host.NodeDisplay().text(_report(plan, own.frames if own else shot.frames))
+        made = {**latent, "samples": longer, "noise_mask": host.nested(masks.tensors())}
+        return io.NodeOutput(with_own_length(made, None if own is None or after else plan.own), offset)
 
 
 def _placed(latent: dict[str, Any], plan: Extension) -> Any:
@@ -100,11 +102,17 @@ def _slice(run: range) -> slice:
     return slice(run.start, run.stop)
 
 
-def _report(plan: Extension, shot: Shot) -> str:
-    kept, new = plan.kept_frames, plan.frames - len(plan.kept_frames)
+def _report(plan: Extension, frames: int) -> str:
+    """Return what becomes of a shot of ``frames``, its own."""
+    kept = plan.kept_frames
+    total, end = plan.own.frames, min(kept.stop, plan.own.frames)
+    new = total - (end - kept.start)
+    first = frames_of_latents(plan.taken_latents.start)
+    places = [f"to {kept.start - 1}"] * bool(kept.start) + [f"from {end}"] * (end < total)
+    same = f"The shot's frames {first} to {first + end - kept.start - 1} stay"
     return "\n".join(
         [
-            f"{shot.frames} → {plan.frames} frames ({plan.frames / FPS:.2f} s), {new} of them new ({new / FPS:.2f} s)",
-            f"Frames {kept.start} to {kept.stop - 1} of it are the shot's, {len(kept)} of its {shot.frames}",
+            f"{frames} → {total} frames ({total / FPS:.2f} s), {new} of them new ({new / FPS:.2f} s)",
+            same + (f" as {kept.start} to {end - 1}" if kept.start != first else "") + f"; new {' and '.join(places)}",
         ]
     )

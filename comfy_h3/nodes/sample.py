@@ -14,7 +14,16 @@ from ...engine.contract.requests import Denoise
 from ...engine.contract.tensors import check_latent_shapes
 from .. import host, timings
 from ..conditioning import Conditioning, to_wire
-from ..convert import latent_streams, latent_to_part, part_header, part_to_streams, whole_frames, write_part
+from ..convert import (
+    latent_streams,
+    latent_to_part,
+    own_length,
+    part_header,
+    part_to_streams,
+    whole_frames,
+    with_own_length,
+    write_part,
+)
 from ..launcher import EngineSpec
 from ..masks import Shot, masks_of_latent
 from ..texts import masks_text
@@ -134,7 +143,8 @@ class H3EngineSampler(io.ComfyNode):  # type: ignore[misc]
                 seconds = result.stages["denoise"] / num_outputs
                 timings.remember((width, height, frames), steps=steps, seconds=seconds)
             samples = [part_to_streams(piece) for piece in result.pieces["latents"]]
-        return io.NodeOutput([{"samples": host.nested(streams)} for streams in samples])
+        own = own_length(latent, frames) if MASKS in parts else None
+        return io.NodeOutput([with_own_length({"samples": host.nested(streams)}, own) for streams in samples])
 
 
 def _edit_parts(

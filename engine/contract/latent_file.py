@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from . import geometry
 from .errors import RequestError
+from .extend import OwnLength
 from .framing import MAX_HEADER_BYTES, TensorInfo, read_header
 from .version import ENGINE_VERSION
 
@@ -22,6 +23,8 @@ METADATA = "minimax_h3_latent"
 """The one entry of the metadata."""
 MASKS = ("video_mask", "audio_mask")
 PLAIN_MASK = "noise_mask"
+OWN_FACTS = ("own_frames", "own_audio_latents")
+"""What of a source is its own, see `OwnLength`: in the metadata, and in the facts of a job that read one."""
 _DIMENSIONS = {"video": 5, "audio": 4}
 _ROOM_FOR_TEXTS = MAX_HEADER_BYTES - 100_000
 """Bytes of the header; the rest is for `describe` and the tensors."""
@@ -29,20 +32,24 @@ _LARGEST_FACT = 2**64
 _LONGEST_FACT = 80
 
 
-def describe(latent_frames: int, *, seed: int | None = None) -> dict[str, str]:
-    """Return the metadata of a latent of ``latent_frames`` >= 1; ``seed`` is left out where it is not known.
+def describe(latent_frames: int, *, seed: int | None = None, own: OwnLength | None = None) -> dict[str, str]:
+    """Return the metadata of a latent of ``latent_frames`` >= 1; ``seed`` and ``own`` are left out where not known.
 
     It is one entry, JSON with sorted names, so that equal latents are equal files.
     """
     frames = geometry.frames_of_latents(latent_frames)
-    facts = {
+    facts: dict[str, Any] = {
         "engine": ENGINE_VERSION,
         "frames": frames,
         "seconds": round(frames / geometry.FPS, 3),
         "fps": geometry.FPS,
         "sample_rate": geometry.SAMPLE_RATE,
     }
-    return {METADATA: json.dumps(facts if seed is None else {**facts, "seed": seed}, sort_keys=True)}
+    if seed is not None:
+        facts["seed"] = seed
+    if own is not None:
+        facts |= zip(OWN_FACTS, (own.frames, own.audio_latents), strict=True)
+    return {METADATA: json.dumps(facts, sort_keys=True)}
 
 
 def fitting_texts(texts: Mapping[str, str]) -> dict[str, str]:

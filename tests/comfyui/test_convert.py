@@ -128,6 +128,33 @@ def test_a_latent_is_saved_with_a_workflow_of_megabytes_but_without_one_that_no_
         assert torch.equal(back["samples"][0], latent["samples"].unbind()[0])
 
 
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ({"frames": 20, "audio_latents": 33}, (20, 33)),
+        ({"frames": 22, "audio_latents": 37}, (22, 37)),
+        ({"frames": 5, "audio_latents": 8}, None),
+        ({"frames": 23, "audio_latents": 8}, None),
+        ({"frames": 20, "audio_latents": 38}, None),
+        ({"frames": "20", "audio_latents": 33}, None),
+        ({}, None),
+        (None, None),
+    ],
+)
+def test_what_of_a_latent_is_the_clips_own_is_read_where_it_can_be_and_comes_back_from_a_file(
+    h3pack: ModuleType, convert: Any, tmp_path: Path, said: Any, found: tuple[int, int] | None
+) -> None:
+    module = importlib.import_module("h3pack.comfy_h3.latent_file")
+    latent = pair() | {"h3_own_length": said}
+    own = convert.own_length(latent, 22)
+    assert (own and (own.frames, own.audio_latents)) == found
+    path = tmp_path / "x.h3latent.safetensors"
+    module.save_latent(path, latent, texts={})
+    back, facts = module.load_latent(path, nested=list)
+    assert convert.own_length(back, 22) == own
+    assert facts.get("own_frames") == (found and found[0])
+
+
 @pytest.mark.parametrize("tensors", [{"x": torch.zeros(2)}, {"video": torch.zeros(1, 24, 7, 4, 4)}, {}])
 def test_a_file_without_both_streams_is_no_latent(h3pack: ModuleType, tmp_path: Path, tensors: Any) -> None:
     module = importlib.import_module("h3pack.comfy_h3.latent_file")

@@ -22,6 +22,8 @@ from tests.support.workflows import node_of, template, to_prompt
 pytestmark = [pytest.mark.comfyui, pytest.mark.ranks]
 
 FRAMES, TOKENS, LATENTS = 56, 17, 93
+OWN = 52
+"""Frames of the clip, which the model makes `FRAMES`."""
 BOX: dict[str, Any] = {
     "version": 1,
     "canvas": {"width": 64, "height": 64, "frames": FRAMES},
@@ -207,7 +209,7 @@ async def test_a_composite_leaves_what_is_outside_of_the_mask(comfyui: ComfyUI) 
     run = await finished(comfyui, prompt)
     assert run.answer["node_errors"] == {}
     source, joined = stored(comfyui, "images")["value"], stored(comfyui, "joined")["value"]
-    assert joined.shape == (FRAMES, 64, 64, 3)
+    assert joined.shape == source.shape == (OWN, 64, 64, 3)
     assert torch.equal(joined[:9], source[:9])
     assert torch.equal(joined[12, 32:], source[12, 32:])
     assert not torch.equal(joined[12, :32, :32], source[12, :32, :32])
@@ -224,20 +226,84 @@ async def test_a_longer_shot_holds_the_source_and_joins_to_it(comfyui: ComfyUI) 
     run = await finished(comfyui, prompt)
     source, longer, made = (stored(comfyui, name) for name in ("source", "longer", "made"))
     frames = 141
-    assert run.texts("extend")[-1].startswith(f"{FRAMES} → {frames} frames")
+    assert run.texts("extend")[-1].startswith(f"{OWN} → {frames} frames")
     assert longer["samples.0"].shape[2] == 42
-    assert torch.equal(longer["samples.0"][:, :, 15:32], source["samples.0"])
-    assert torch.equal(longer["samples.1"][..., 85:178], source["samples.1"])
-    assert longer["noise_mask.0"][0, 0, :, 0, 0].tolist() == [1.0] * 15 + [0.0] * 17 + [1.0] * 10
-    assert torch.equal(made["samples.0"][:, :, 15:32], source["samples.0"])
+    # 52 frames are 16 latents; the sound ends after 84 sounds of 25 ms.
+    assert not longer["noise_mask.1"][..., 85:169].any()
+    assert longer["noise_mask.1"][..., 169:].min() == 1
+    assert torch.equal(longer["samples.0"][:, :, 15:31], source["samples.0"][:, :, :16])
+    assert torch.equal(longer["samples.1"][..., 85:169], source["samples.1"][..., :84])
+    assert longer["noise_mask.0"][0, 0, :, 0, 0].tolist() == [1.0] * 15 + [0.0] * 16 + [1.0] * 11
+    assert torch.equal(made["samples.0"][:, :, 15:31], source["samples.0"][:, :, :16])
+
+
+def short_shot(latent: str, **nodes: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the nodes from 48 frames of a clip, which the model makes 56, through ``nodes`` to a composite."""
+    prompt = shot(layers=[], audio={}) | loading(
+        some=("ImageFromBatch", {"image": ["parts", 0], "batch_index": 0, "length": 48}),
+        square=(
+            "ImageScale",
+            {"image": ["some", 0], "upscale_method": "bilinear", "width": 64, "height": 64, "crop": "disabled"},
+        ),
+        media=("H3EngineEncodeMedia", {"engine": ["connect", 0], "images": ["square", 0], "audio": ["parts", 1]}),
+        decode=("H3EngineDecode", {"engine": ["connect", 0], "latent": ["sample", 0]}),
+        join=(
+            "H3EngineComposite",
+            {
+                "latent": [latent, 0],
+                "source_images": ["square", 0],
+                "source_audio": ["parts", 1],
+                "result_images": ["decode", 0],
+                "result_audio": ["decode", 1],
+            },
+        ),
+        **nodes,
+    )
+    del prompt["mask"]["inputs"]["source_images"]
+    prompt["sample"]["inputs"]["latent"] = [latent, 0]
+    return prompt | storing(source=["media", 0], images=["square", 0], joined=["join", 0], made=["sample", 0])
+
+
+async def test_a_clip_that_was_lengthened_for_the_model_comes_out_as_it_went_in(comfyui: ComfyUI) -> None:
+    run = await finished(comfyui, short_shot("mask"))
+    assert "held to make 56" in run.texts("media")[-1]
+    images, joined = stored(comfyui, "images")["value"], stored(comfyui, "joined")["value"]
+    assert torch.equal(joined, images)
+    assert joined.shape[0] == 48
+    # What was sampled says it too, and so does its file.
+    nodes = {
+        "save_it": ("H3EngineSaveLatent", {"latent": ["sample", 0], "filename_prefix": "held"}),
+        "again": ("H3EngineExtend", {"latent": ["save_it", 0], "after": 1.0, "before": 0.0}),
+        "show": ("H3TestShow", {"value": ["again", 0]}),
+    }
+    run = await finished(comfyui, short_shot("mask", **nodes))
+    assert run.texts("again")[-1].startswith("48 → 73 frames (3.04 s), 26 of them new")
+
+
+async def test_what_comes_after_a_lengthened_clip_begins_where_the_clip_ends(comfyui: ComfyUI) -> None:
+    extend = ("H3EngineExtend", {"latent": ["media", 0], "after": 2.0, "before": 0.0})
+    run = await finished(comfyui, short_shot("extend", extend=extend) | storing(longer=["extend", 0]))
+    assert run.texts("extend")[-1].splitlines() == [
+        "48 → 107 frames (4.46 s), 60 of them new (2.50 s)",
+        "The shot's frames 0 to 46 stay; new from 47",
+    ]
+    source, longer, made = (stored(comfyui, name) for name in ("source", "longer", "made"))
+    assert longer["noise_mask.0"][0, 0, :, 0, 0].tolist() == [0.0] * 14 + [1.0] * 18
+    assert longer["noise_mask.1"][0, 0, 0].nonzero()[0].item() == 80
+    assert torch.equal(made["samples.0"][:, :, :14], source["samples.0"][:, :, :14])
+    assert torch.equal(made["samples.1"][..., :80], source["samples.1"][..., :80])
+    images, joined = stored(comfyui, "images")["value"], stored(comfyui, "joined")["value"]
+    assert joined.shape[0] == 107
+    assert torch.equal(joined[:47], images[:47])
+    assert not torch.equal(joined[47], images[47])
 
 
 @pytest.mark.parametrize(
     ("name", "said", "frames"),
     [
-        ("inpaint", "0% of rows will change", FRAMES),
-        ("redo_sound", "0% of picture rows, 100% of sound rows", FRAMES),
-        ("extend", "56 → 90 frames", 90),
+        ("inpaint", "0% of rows will change", OWN),
+        ("redo_sound", "0% of picture rows, 100% of sound rows", OWN),
+        ("extend", "52 → 90 frames", 90),
     ],
 )
 async def test_the_templates_run(comfyui: ComfyUI, name: str, said: str, frames: int) -> None:

@@ -98,6 +98,36 @@ def test_masks_and_kept_pictures_take_little_memory(masks: Any, composite: Any) 
     assert growth < pixels.numel() * 4 / 4
 
 
+def test_a_clip_that_was_lengthened_comes_out_as_long_as_it_went_in(masks: Any, composite: Any) -> None:
+    source, result, shot = torch.rand(20, 64, 64, 3), torch.rand(FRAMES, 64, 64, 3), masks.Shot(64, 64, FRAMES)
+    words = {"feather": 0, "offset": 0, "fps": 24.0}
+    nothing, end = streams(masks, tokens=slice(0)), streams(masks, tokens=slice(6, 7))
+    assert composite.composite_images(source, result, nothing, shot, length=20, **words) is source
+    made = composite.composite_images(source, result, end, shot, length=20, **words)
+    assert made.shape[0] == 20
+    assert torch.equal(made[:18], source[:18])
+    assert torch.equal(made[18:, :32, :32], result[18:20, :32, :32])
+    # A source that is counted one shorter is not followed by a frame that nobody asked for, but by what was made anew.
+    assert composite.composite_images(source[:19], result, nothing, shot, length=20, **words).shape[0] == 19
+    assert torch.equal(composite.composite_images(source[:19], result, end, shot, length=20, **words)[19], result[19])
+    assert composite.composite_images(source, result, nothing, shot, **words).shape[0] == FRAMES
+
+
+@pytest.mark.parametrize(
+    ("latents", "seconds", "ends"),
+    [(slice(0), 0.7, 0.7), (slice(0), 0.9, 0.9), (slice(0, LATENTS), 0.7, 20 / 24), (slice(28, 30), 0.7, 0.75)],
+)
+def test_the_sound_of_a_clip_that_was_lengthened_ends_with_the_clip(
+    masks: Any, composite: Any, latents: slice, seconds: float, ends: float
+) -> None:
+    source = {"waveform": torch.rand(1, 2, round(seconds * 32_000)), "sample_rate": 32_000}
+    result = {"waveform": torch.rand(1, 2, LATENTS * 800), "sample_rate": 32_000}
+    edit = streams(masks, tokens=slice(0), latents=latents)
+    made = composite.composite_audio(source, result, edit, feather_ms=0.0, offset=0, length=20)["waveform"][0]
+    assert made.shape[1] == round(ends * 32_000)
+    assert torch.equal(made[1, : round(seconds * 32_000)], source["waveform"][0, 1])
+
+
 def test_a_longer_source_goes_on_around_the_result(masks: Any, composite: Any) -> None:
     source, result = torch.rand(FRAMES, 64, 64, 3), torch.rand(FRAMES, 64, 64, 3)
     edit, shot = streams(masks, tokens=slice(TOKENS), corner=4), masks.Shot(64, 64, FRAMES)
