@@ -206,6 +206,9 @@ def test_keys_lanes_presets_and_layers_do_what_they_say(editor: EditorPage) -> N
     assert [run["value"] for run in editor.document()["video"]["ranges"]] == [1]
     editor.page.keyboard.press("f")
     assert editor.get("editor.root.parentElement.classList.contains('h3-mask-full')")
+    assert editor.get("editor.state.run !== null")
+    editor.page.keyboard.press("Escape")
+    assert editor.get("editor.state.run === null && editor.state.full"), "what is chosen goes first"
     editor.page.keyboard.press("Escape")
     assert editor.get("editor.root.parentElement.classList.contains('h3-mask-place')")
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support.browser import comfyui_page
 from tests.support.comfyui import ComfyUI
 from tests.support.mask_editor import EditorPage, mask_graph
+from tests.support.media_files import write_clip
+from tests.support.workflows import template
 
 pytestmark = [pytest.mark.comfyui, pytest.mark.browser]
 
@@ -107,3 +112,58 @@ def test_only_the_editors_own_keys_stay_with_it(editor: EditorPage) -> None:
     name.wait_for(state="visible", timeout=10_000)
     editor.page.keyboard.press("Escape")
     name.wait_for(state="hidden", timeout=10_000)
+
+
+def inpaint(clip: str) -> dict[str, Any]:
+    """Return the template with another clip."""
+    graph: dict[str, Any] = json.loads(json.dumps(template("inpaint")))
+    next(node for node in graph["nodes"] if node["type"] == "LoadVideo")["widgets_values"][0] = clip
+    return graph
+
+
+def test_without_a_clip_the_editor_says_where_to_choose_one(editor: EditorPage) -> None:
+    editor.load(inpaint("gone.mp4"))
+    note = editor.page.locator("[data-part=locked]")
+    editor.page.wait_for_function(
+        "() => document.querySelector('[data-part=locked]')?.textContent.includes('gone.mp4')"
+    )
+    assert "Choose a clip in Load Video" in str(note.text_content())
+    assert not note.get_by_role("button").is_visible(), "a run would fail"
+
+
+def test_the_wipe_begins_over_the_mask_and_takes_no_press_meant_for_a_shape(
+    editor: EditorPage, comfyui: ComfyUI
+) -> None:
+    frames = np.full((30, 128, 256, 3), 90, np.uint8)
+    write_clip(comfyui.base / "input" / "grey.mp4", frames)
+    editor.load(inpaint("grey.mp4"))
+    editor.zoom_graph(0.7)
+    editor.page.wait_for_function("() => document.querySelector('[data-part=long]').textContent.includes('held')")
+    editor.focus()
+    editor.press("r")
+    editor.path([(0.1, 0.25), (0.3, 0.5)])
+    editor.get("(editor.host.result = () => ({ file: 'grey.mp4' }), editor.refresh())")
+    editor.page.wait_for_function("() => !document.querySelector('[data-action=compare]').disabled")
+    editor.page.locator("[data-action=compare]").click()
+    editor.settle()
+    wipe = editor.get("editor.wipe")
+    assert wipe == pytest.approx(0.2, abs=0.04)
+    editor.press("v")
+    editor.path([(wipe, 0.4), (wipe + 0.3, 0.4)])
+    assert editor.get("editor.wipe") == wipe
+    assert editor.document()["layers"][0]["keys"][0]["offset"] == pytest.approx([0.3, 0], abs=0.02)
+    low = (
+        "(Math.min(editor.box().top + editor.box().height, editor.panel.picture.clientHeight) - 17 - editor.box().top)"
+    )
+    knob = (wipe, editor.get(f"{low} / editor.box().height"))
+    editor.path([knob, (0.7, 0.8)])
+    assert editor.get("editor.wipe") == pytest.approx(0.7, abs=0.02)
+
+    editor.press("End")
+    assert editor.get("editor.frame") == 29, "the clip's own"
+    editor.press("End")
+    assert editor.get("editor.frame") == 38
+    editor.page.locator("[data-action=preset]").select_option("redo-end")
+    assert [run["from"] for run in editor.document()["video"]["ranges"]] == [0, 5], (
+        "a second of the clip, not of 39 frames"
+    )

@@ -38,6 +38,8 @@ test("presets set both lanes, and leave something to keep and something to make"
   assert.deepEqual(keep.audio.ranges.map(({ from, to, value }) => [from, to, value]), [[0, 26, 0], [26, 39, 1]]);
   const redo = applyPreset(emptyDocument(CANVAS), "redo-end", { frames: 39, seconds: 1 });
   assert.deepEqual(redo.video.ranges[1], { from: 13, to: 39, value: 1 });
+  const own = applyPreset(emptyDocument(CANVAS), "redo-end", { frames: 39, own: 30, seconds: 1 });
+  assert.deepEqual(own.video.ranges[1], { from: 5, to: 39, value: 1 }, "a second of 30 frames, the held ones beside it");
   const all = applyPreset(emptyDocument(CANVAS), "keep-start", { frames: 39, seconds: 99 });
   assert.deepEqual(all.video.ranges[1], { from: 35, to: 39, value: 1 });
 });

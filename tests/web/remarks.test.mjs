@@ -5,7 +5,7 @@ import { MaskCells } from "../../web/mask_editor/cells.js";
 import { emptyDocument } from "../../web/mask_editor/document.js";
 import { addLayer, applyPreset, withRanges } from "../../web/mask_editor/edits.js";
 import { whyNothing } from "../../web/mask_editor/effect.js";
-import { lengthOf, mismatchOf, overruled, presetRemark } from "../../web/mask_editor/remarks.js";
+import { lengthOf, middleOfCells, mismatchOf, overruled, ownFrames, presetRemark } from "../../web/mask_editor/remarks.js";
 
 const SIZE = { width: 128, height: 64, frames: 39 };
 const shape = (more) => ({
@@ -102,4 +102,16 @@ test("an edit of another aspect or length is told, of another size of the same s
   assert.match(mismatchOf(boxed, { ...SIZE, height: 96 }), /128x96/);
   assert.equal(mismatchOf(boxed, { ...SIZE, width: 256, height: 128 }), "");
   assert.equal(mismatchOf(emptyDocument(SIZE), { ...SIZE, frames: 56 }), "");
+});
+
+test("a clip's own frames end where its last picture is held, unless it is another clip or a longer shot", () => {
+  assert.deepEqual([30, 39, 0, 22, 60].map((clip) => ownFrames(39, clip)), [30, 39, 39, 39, 39]);
+});
+
+test("the middle of cells is counted from the left edge to the right one", () => {
+  const cells = new Float32Array(16);
+  assert.equal(middleOfCells(cells, 8), null);
+  cells[1] = cells[8 + 2] = 0.5;
+  assert.equal(middleOfCells(cells, 8), 0.25);
+  assert.equal(middleOfCells(cells.fill(1), 8), 0.5);
 });

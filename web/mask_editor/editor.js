@@ -15,7 +15,7 @@ import { buildPanel } from "./panel.js";
 import { Player } from "./playing.js";
 import { drawEditor } from "./picture.js";
 import { RasterStore } from "./rasters.js";
-import { mismatchOf, overruled } from "./remarks.js";
+import { mismatchOf, overruled, ownFrames } from "./remarks.js";
 import { FIRST_BRUSH, freshState } from "./state.js";
 import { Statistics } from "./statistics.js";
 import { drawTimeline, timeStateOf } from "./timeline.js";
@@ -110,6 +110,9 @@ export class MaskEditor {
   get clip() {
     return this.source?.facts?.frames ?? 0;
   }
+
+  /** Frames that are not held ones. */
+  get own() { return ownFrames(this.frames, this.clip); } // prettier-ignore
 
   /** Whether the document may be replaced: a text that is none is never written over. */
   get writable() {

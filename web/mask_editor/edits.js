@@ -235,15 +235,16 @@ export function clearAll(document) {
  * Return the runs of both lanes that a preset sets; painted layers stay under them.
  * @param {MaskDocument} document
  * @param {Preset} preset
- * @param {{ frames: number, seconds: number }} about seconds: of what is kept, or redone
+ * @param {{ frames: number, seconds: number, own?: number }} about seconds: of what is kept, or redone; own: frames of the clip
+ *   itself, from whose end is counted; behind it its last picture is held
  * @returns {MaskDocument}
  */
-export function applyPreset(document, preset, { frames, seconds }) {
+export function applyPreset(document, preset, { frames, seconds, own = frames }) {
   const all = { from: 0, to: frames };
   if (preset === "only-sound") return lanes(document, [{ ...all, value: 0 }], [{ ...all, value: 1 }]);
   if (preset === "only-picture") return lanes(document, [{ ...all, value: 1 }], []);
   if (preset === "box") return lanes(document, [], document.audio.ranges);
-  const wanted = Math.min(frames - 1, Math.max(0, Math.round(preset === "keep-start" ? seconds * FPS : frames - seconds * FPS)));
+  const wanted = Math.min(frames - 1, Math.max(0, Math.round(preset === "keep-start" ? seconds * FPS : own - seconds * FPS)));
   // Outward from what was asked for: all of the seconds are kept, or redone; at least one token is redone and one kept.
   const token = preset === "keep-start" ? tokenOfFrame(Math.max(0, wanted - 1)) + 1 : tokenOfFrame(wanted);
   const edge = tokenStart(Math.min(tokenCount(frames) - 1, Math.max(1, token)));

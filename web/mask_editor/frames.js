@@ -30,6 +30,13 @@ export class FactsStore {
     this.changed = changed;
     /** @type {Map<string, Facts | null>} */
     this.found = new Map();
+    /** @type {Map<string, number>} file that cannot be read → time until which it is not asked for again */
+    this.failed = new Map();
+  }
+
+  /** Whether a file cannot be read, as far as is known. @param {string} file */
+  lacks(file) {
+    return this.failed.has(file);
   }
 
   /**
@@ -37,7 +44,7 @@ export class FactsStore {
    * @param {string} file by ComfyUI's name for it
    */
   of(file) {
-    if (!this.found.has(file)) {
+    if (!this.found.has(file) && (this.failed.get(file) ?? 0) < Date.now()) {
       this.found.set(file, null);
       void this.#fetch(file);
     }
@@ -47,8 +54,13 @@ export class FactsStore {
   /** @param {string} file */
   async #fetch(file) {
     const answer = await fetch(this.url(`/h3_engine/source?${query({ file })}`)).catch(() => null);
-    if (!answer?.ok) return;
-    this.found.set(file, await answer.json());
+    if (answer?.ok) {
+      this.failed.delete(file);
+      this.found.set(file, await answer.json());
+    } else {
+      this.found.delete(file);
+      this.failed.set(file, Date.now() + RETRY_MS);
+    }
     this.changed();
   }
 }

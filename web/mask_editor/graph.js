@@ -137,6 +137,21 @@ function clipOf(encode) {
 }
 
 /**
+ * Return the node before an editor's latent that has no clip yet, and its file's name ("" where none is chosen); null when
+ * there is none such.
+ * @param {GraphNode} node
+ * @param {(file: string) => boolean} gone whether a file is known not to be there
+ * @returns {{ loader: string, file: string } | null}
+ */
+export function missingClip(node, gone) {
+  const loader = upstream(node, "latent").find((other) => other.type === "LoadVideo" || other.type === "LoadImage");
+  if (!loader) return null;
+  const [name, value] = loader.type === "LoadVideo" ? ["Load Video", valueOf(loader, "file")] : ["Load Image", valueOf(loader, "image")];
+  const file = typeof value === "string" ? value : "";
+  return !file || gone(file) ? { loader: name, file } : null;
+}
+
+/**
  * Return the file that the source's frames are read from, null when there is none (or something changes them on the way).
  * @param {GraphNode} node
  * @returns {Source | null}

@@ -11,6 +11,7 @@
  * @property {() => string | null} carried key of the mask that the latent came with
  * @property {() => boolean} edited whether the document is another one than in the last run
  * @property {() => string[]} notes what the last run had to say
+ * @property {() => { loader: string, file: string } | null} missing the node that has no clip yet, and its file that is not there
  * @property {() => boolean} connected whether there is a latent
  * @property {(gone: string) => Source | null} source of the frames; gone: key of a clip that is not kept any more
  * @property {() => Source | null} result of the last run

@@ -12,7 +12,8 @@ export const HELP = [
   ["B E R C L V", "brush, erase, rectangle, ellipse, lasso, move"],
   ["[ ], Shift+[ ]", "size and softness of the brush"],
   ["wheel, right button, 0", "zoom, pan, show the whole picture"],
-  ["← →, Shift+← →", "a frame, a token"],
+  ["← →, Shift+← →", "a frame, a block of frames"],
+  ["Home, End", "the first frame, the clip's last"],
   ["Space", "play"],
   ["K", "key the layer here"],
   ["Shift, Alt with move", "move at all frames, scale"],
@@ -20,7 +21,7 @@ export const HELP = [
   ["I O G F", "invert the picture, onion skin, grid, full screen"],
   ["Ctrl+Z, Ctrl+Shift+Z", "undo, redo"],
   ["Delete", "take the chosen range or layer away"],
-  ["Esc", "choose nothing, close full screen"],
+  ["Esc", "choose nothing; then close full screen"],
 ];
 
 /** @type {Record<string, (editor: MaskEditor) => void>} */
@@ -49,7 +50,8 @@ const KEYS = {
   delete: remove,
   backspace: remove,
   home: (editor) => editor.goTo(0),
-  end: (editor) => editor.goTo(editor.frames - 1),
+  // The clip's own last frame, then the last one that is held.
+  end: (editor) => editor.goTo((editor.frame === editor.own - 1 ? editor.frames : editor.own) - 1),
 };
 
 /** With Ctrl, in a number's box: undo, redo, choose all. */
@@ -93,9 +95,9 @@ function press(editor, event) {
   if (key === "escape") {
     if (editor.pending) editor.drop();
     else if (editor.state.helping) editor.show({ helping: false });
+    else if (editor.layer || editor.state.run) editor.show({ selected: null, run: null, reshaping: false });
     else if (editor.state.full) editor.setFull(false);
     else if (editor.state.marked) editor.mark(null);
-    else editor.show({ selected: null, run: null, reshaping: false });
     return true;
   }
   const action = KEYS[key];

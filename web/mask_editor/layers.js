@@ -139,7 +139,7 @@ function layerBar(editor, updates) {
       options: [["paint", "paint"], ["erase", "erase"], ["mixed", "paint + erase"]], told: "mixed", enabled: () => editor.editable,
       get: () => (editor.layer ? modeOf(editor.document, editor.layer) : "paint"),
       set: (mode) => mode !== "mixed" && change((layer) => ({ ...layer, mode })) }),
-    act("to marked frames", "The layer lives in the marked frames only (drag over “tokens” to mark)", () => change((layer) => ({ ...layer, range: editor.state.marked ?? layer.range })),
+    act("to marked frames", "The layer lives in the marked frames only (drag over “blocks” to mark)", () => change((layer) => ({ ...layer, range: editor.state.marked ?? layer.range })),
       undefined, () => editor.state.marked !== null),
     act("to all frames", "The layer lives in all frames", () => change((layer) => ({ ...layer, range: [0, editor.frames] }))),
     slider(updates, { name: "strength", unit: "%", title: "Of the chosen layer", max: 1, step: 0.05, get: () => editor.layer?.strength ?? 1,

@@ -38,12 +38,19 @@ export function lockedNote(editor, updates) {
   const note = make("div", { class: "h3-mask-locked", role: "status", "data-part": "locked" }, text, run);
   updates.push(() => {
     note.hidden = editor.known !== null || editor.problem !== "";
-    run.hidden = !editor.host.connected();
-    text.textContent = run.hidden
-      ? "Connect “latent” to the shot: H3 Engine Encode Media for a clip, or a sampler."
-      : "The size of this shot is known once it was made. Run what leads here, then paint.";
+    if (note.hidden) return;
+    const [connected, missing] = [editor.host.connected(), editor.host.missing()];
+    run.hidden = !connected || missing !== null;
+    text.textContent = connected ? lockedText(missing) : "Connect “latent” to the shot: H3 Engine Encode Media for a clip, or a sampler.";
   });
   return note;
+}
+
+/** @param {{ loader: string, file: string } | null} missing the clip that a run would look for */
+function lockedText(missing) {
+  if (!missing) return "The size of this shot is known once it was made. Run what leads here, then paint.";
+  const there = missing.file ? `“${missing.file}” cannot be read or is not in ComfyUI's input folder` : "no clip is chosen yet";
+  return `Choose a clip in ${missing.loader}, then paint: ${there}.`;
 }
 
 /** @param {MaskEditor} editor @param {Update[]} updates */

@@ -306,6 +306,23 @@ export function drawLabel(context, text, x, y, align) {
   context.fillText(text, x, y);
 }
 
+/**
+ * Draw what a line is dragged by.
+ * @param {Context} context
+ * @param {{ x: number, y: number, radius: number }} where
+ */
+export function drawKnob(context, { x, y, radius }) {
+  circle(context, x, y, radius);
+  context.fillStyle = "#ffd65a";
+  context.fill();
+  context.fillStyle = "#222";
+  for (const side of [-1, 1]) {
+    context.beginPath();
+    for (const [dx, dy] of [[0.7, 0], [0.25, -0.4], [0.25, 0.4]]) context.lineTo(x + side * dx * radius, y + dy * radius);
+    context.fill();
+  }
+}
+
 /** @param {Context} context @param {number} x @param {number} y @param {number} radius */
 function circle(context, x, y, radius) {
   context.beginPath();

@@ -6,7 +6,7 @@ import { make } from "./dom.js";
 import { addLayer, applyPreset, clearAll, freeId, invertPicture, putRange, snapSpan, withRanges } from "./edits.js";
 import { buildLayers } from "./layers.js";
 import { caption, help, lockedNote, noticeBar } from "./notices.js";
-import { lengthOf, presetRemark } from "./remarks.js";
+import { lengthOf, middleOfCells, presetRemark } from "./remarks.js";
 import { statusOf } from "./statistics.js";
 import { addStyle } from "./style.js";
 import { WHOLE } from "./viewport.js";
@@ -27,16 +27,17 @@ const TOOLS = [
 ];
 /** @type {[Preset, string, string][]} */
 const PRESETS = [
-  ["keep-start", "keep the first … s, regenerate the rest", "Both lanes; snapped to whole tokens"],
-  ["redo-end", "regenerate the last … s", "Both lanes; snapped to whole tokens"],
+  ["keep-start", "keep the first … s, regenerate the rest", "Both lanes; snapped to whole blocks"],
+  ["redo-end", "regenerate the last … s", "Both lanes, counted from the clip's own end; snapped to whole blocks"],
   ["only-sound", "only the sound", "Keeps the picture"],
   ["only-picture", "only the picture", "Keeps the sound"],
   ["box", "a box of the picture", "A rectangle over all frames, to be moved"],
 ];
 
 const PRESET_STEP = "preset";
-const LANES = "Picture and sound: drag for a range that does the opposite of the lane (Shift: the same; in a range, its opposite); drag a range or its edges (Ctrl: between tokens); " +
-  "double click turns it. Tokens: drag to mark frames. Layer: drag its keys and its span.";
+const LANES = "Picture and sound: drag for a range that does the opposite of the lane (Shift: the same; in a range, its opposite); drag a range or its edges (Ctrl: between blocks); " +
+  "double click turns it. Blocks: drag to mark frames. Layer: drag its keys and its span.";
+const BLOCKS = "A block is the 1 or 4 frames that the model makes as one (its token): the mask changes from block to block.";
 
 /**
  * Build the elements of an editor.
@@ -45,7 +46,7 @@ const LANES = "Picture and sound: drag for a range that does the opposite of the
 export function buildPanel(editor) {
   addStyle();
   const picture = make("canvas", { "aria-label": "Picture: paint here", role: "img" });
-  const time = make("canvas", { class: "h3-mask-time", "aria-label": "Lanes: layer, picture, sound, tokens", role: "img", title: LANES });
+  const time = make("canvas", { class: "h3-mask-time", "aria-label": "Lanes: layer, picture, sound, blocks", role: "img", title: LANES });
   const status = make("div", { class: "h3-mask-status", role: "status", "data-part": "status" });
   /** @type {Update[]} */
   const updates = [];
@@ -100,8 +101,8 @@ function toolBar(editor, updates) {
     choice(updates, { name: "mode", title: "Paint: what the next shape covers is regenerated. Erase: it is kept. The tool “erase” always erases",
       options: [["paint", "paint"], ["erase", "erase"]], get: () => editor.mode, set: (mode) => editor.show({ mode }),
       enabled: () => editor.editable && state.tool !== "erase" }),
-    choice(updates, { name: "lives", title: "How long a new shape lives",
-      options: [["all", "all frames"], ["token", "this token"], ["marked", "marked frames"]],
+    choice(updates, { name: "lives", title: `How long a new shape lives. ${BLOCKS}`,
+      options: [["all", "all frames"], ["token", "this block"], ["marked", "marked frames"]],
       get: () => state.lives, set: (lives) => editor.show({ lives }) }),
   );
 }
@@ -121,7 +122,7 @@ function editBar(editor, updates) {
   let last = null;
   const apply = () => {
     if (!last) return;
-    const most = editor.frames / 24;
+    const most = editor.own / 24;
     const wanted = Math.min(most, Math.max(0.1, Number(seconds.value) || 1));
     if (wanted !== Number(seconds.value)) seconds.value = wanted.toFixed(2);
     usePreset(editor, last, wanted);
@@ -144,23 +145,30 @@ function editBar(editor, updates) {
       act("invert", "Regenerate what was kept and keep what was regenerated, of the picture (I)", () => editor.commit(invertPicture(editor.document))),
       toggle(updates, button("clear", "Take all layers and ranges away: everything is kept", () => editor.replace(clearAll(editor.history.state))),
         () => false, () => editor.writable),
-      act("fill frame", "Regenerate the whole picture of this token", () => fill(snapSpan("video", editor.frame, editor.frame + 1, editor.frames))),
-      act("fill range", "Regenerate the whole picture of the marked frames (drag over “tokens” to mark)",
+      act("fill block", `Regenerate the whole picture of the frames of this block. ${BLOCKS}`, () => fill(snapSpan("video", editor.frame, editor.frame + 1, editor.frames))),
+      act("fill range", "Regenerate the whole picture of the marked frames (drag over “blocks” to mark)",
         () => state.marked && fill(state.marked), () => state.marked !== null)),
     make("div", { class: "h3-mask-group" }, preset, make("label", { title: "Seconds of the preset" }, seconds, "s")),
     choice(updates, { name: "overlay", title: "Cells: exactly what will be regenerated. Paint: the shapes",
       options: [["cells", "cells"], ["paint", "paint"], ["off", "off"]], get: () => state.overlay, set: (overlay) => editor.show({ overlay }) }),
     toggle(updates, button("grid", "The squares of 32 pixels that the model looks at (G). What changes is shaded in cells of 16", () => editor.show({ grid: !state.grid })), () => state.grid),
-    toggle(updates, button("onion", "The tokens before and after, faintly (O)", () => editor.show({ onion: !state.onion })), () => state.onion),
-    toggle(updates, button("before | after", "Source on the left, result of the last run on the right; drag the line", () => editor.show({ comparing: !state.comparing }), { "data-action": "compare" }),
+    toggle(updates, button("onion", "The blocks before and after, faintly (O)", () => editor.show({ onion: !state.onion })), () => state.onion),
+    toggle(updates, button("before | after", "Source on the left, result of the last run on the right; drag the knob on the line", () => compare(editor), { "data-action": "compare" }),
       () => state.comparing, () => editor.result !== null),
     button("run up to here", "Run what leads to this node, to see the frames", () => editor.host.run(), { "data-action": "run" }),
   );
 }
 
+/** Begin to compare, the line over what was regenerated, or stop. @param {MaskEditor} editor */
+function compare(editor) {
+  const { cells, frame, state } = editor;
+  const share = middleOfCells(cells.whole(tokenOfFrame(frame)), cells.columns);
+  editor.show({ comparing: !state.comparing, wipe: share ?? state.wipe });
+}
+
 /** @param {MaskEditor} editor @param {Preset} preset @param {number} seconds */
 function usePreset(editor, preset, seconds) {
-  let document = applyPreset(editor.document, preset, { frames: editor.frames, seconds });
+  let document = applyPreset(editor.document, preset, { frames: editor.frames, own: editor.own, seconds });
   if (preset !== "box") {
     editor.commit(document, PRESET_STEP);
     return tellOfPreset(editor);
@@ -202,21 +210,21 @@ function playBar(editor, updates) {
     scrub.disabled = editor.known === null;
     const { text, title } = lengthOf(editor.frames, editor.clip);
     long.textContent = scrub.disabled ? "" : `${editor.frames}${text}`;
-    where.title = title;
+    where.title = `${title} ${BLOCKS}`;
     if (scrub.disabled) return void where.replaceChildren("length not known yet");
     const token = tokenOfFrame(state.frame);
     const [first, last] = [tokenStart(token), tokenStart(token + 1) - 1];
     const held = editor.clip && state.frame >= editor.clip ? " (held)" : "";
-    where.replaceChildren(`frame ${state.frame}${held} of `, long, ` · ${(state.frame / 24).toFixed(2)} s · token ${token} (` +
+    where.replaceChildren(`frame ${state.frame}${held} of `, long, ` · ${(state.frame / 24).toFixed(2)} s · block ${token} (` +
       (first === last ? `frame ${first})` : `frames ${first}–${last})`));
   });
   return make("div", { class: "h3-mask-bar" },
     make("div", { class: "h3-mask-group" },
-      button("«", "One token back (Shift+←)", () => editor.goToToken(-1)),
+      button("«", "One block back (Shift+←)", () => editor.goToToken(-1)),
       button("‹", "One frame back (←)", () => editor.goTo(state.frame - 1)),
       play,
       button("›", "One frame on (→)", () => editor.goTo(state.frame + 1)),
-      button("»", "One token on (Shift+→)", () => editor.goToToken(1))),
+      button("»", "One block on (Shift+→)", () => editor.goToToken(1))),
     scrub,
     where,
     choice(updates, { name: "♪", title: "The sound that is played with the pictures: the clip's, the last run's result, or none",

@@ -5,13 +5,14 @@ import { tokenCount, tokenOfFrame, tokenStart } from "./grid.js";
 import { isActive, shapeAt } from "./document.js";
 import { prepare } from "./dom.js";
 import { groupOf } from "./groups.js";
-import { drawCells, drawCursor, drawEdges, drawEmpty, drawGhost, drawGrid, drawLabel, drawPicture, drawShape, hitsShape } from "./overlay.js";
+import { drawCells, drawCursor, drawEdges, drawEmpty, drawGhost, drawGrid, drawKnob, drawLabel, drawPicture, drawShape, hitsShape } from "./overlay.js";
 
 /** @typedef {import("./editor.js").MaskEditor} MaskEditor */
 /** @typedef {import("./viewport.js").Box} Box */
 /** @typedef {CanvasRenderingContext2D} Context */
 
 const PREFETCH = 8;
+const KNOB = 11;
 // What differs from the token before is cold, from the one after warm.
 const BEFORE = "#2f7bff";
 const AFTER = "#ff7a1a";
@@ -63,8 +64,20 @@ function drawFrames(editor, context, box) {
   context.restore();
   context.fillStyle = "#ffd65a";
   context.fillRect(x - 1, box.top, 2, box.height);
-  drawLabel(context, "before", x - 6, box.top + 15, "right");
-  drawLabel(context, "after", x + 6, box.top + 15, "left");
+  const knob = knobOf(editor);
+  drawKnob(context, knob);
+  drawLabel(context, "before", x - knob.radius - 4, knob.y + 4, "right");
+  drawLabel(context, "after", x + knob.radius + 4, knob.y + 4, "left");
+}
+
+/**
+ * Return where the line between source and result is dragged: low, beside most shapes, and not under what the editor says.
+ * @param {MaskEditor} editor
+ */
+export function knobOf(editor) {
+  const box = editor.box();
+  const bottom = Math.min(box.top + box.height, editor.panel.picture.clientHeight);
+  return { x: box.left + editor.wipe * box.width, y: bottom - KNOB - 6, radius: KNOB };
 }
 
 /** @param {MaskEditor} editor @param {Context} context @param {Box} box */

@@ -39,18 +39,40 @@ export function overruled({ layers, video }, frame, painting) {
 }
 
 /**
+ * Return how many frames of a latent are the clip's own: behind them its last picture is held.
+ * @param {number} frames of the latent
+ * @param {number} clip frames of the clip that is shown, 0 when there is none
+ */
+export function ownFrames(frames, clip) {
+  return clip && clip < frames && frames - clip < CHUNK ? clip : frames;
+}
+
+/**
  * Return what to say of a clip that is not as long as its latent.
  * @param {number} frames of the latent
  * @param {number} clip frames of the clip that is shown, 0 when there is none
  * @returns {{ text: string, title: string }} text: short, empty when there is nothing to say
  */
 export function lengthOf(frames, clip) {
-  const held = frames - clip;
-  if (!clip || !held) return { text: "", title: LENGTHS };
-  if (held > 0 && held < CHUNK) {
+  if (!clip || clip === frames) return { text: "", title: LENGTHS };
+  const held = frames - ownFrames(frames, clip);
+  if (held) {
     return { text: ` (clip ${clip} + ${held} held)`, title: `The clip has ${clip} frames. ${LENGTHS} So its last picture is held for ${held} more.` };
   }
   return { text: ` (clip ${clip})`, title: `The clip that is shown has ${clip} frames, the latent ${frames}. ${LENGTHS}` };
+}
+
+/**
+ * Return where the middle of the cells above 0 is from left to right, 0..1; null where there are none.
+ * @param {Float32Array} cells
+ * @param {number} columns
+ */
+export function middleOfCells(cells, columns) {
+  let [left, right] = [columns, -1];
+  cells.forEach((value, i) => {
+    if (value) [left, right] = [Math.min(left, i % columns), Math.max(right, i % columns)];
+  });
+  return right < 0 ? null : (left + right + 1) / 2 / columns;
 }
 
 /**
@@ -66,6 +88,6 @@ export function presetRemark(before, after) {
   if (count) parts.push(`Replaced ${count} ${count > 1 ? "ranges" : "range"}.`);
   if (before.audio.base !== after.audio.base) parts.push("The sound elsewhere is kept again.");
   const [first, then] = after.video.ranges;
-  if (then) parts.push(`Kept: frames ${first.from}–${first.to - 1} (${(first.to / 24).toFixed(2)} s), regenerated: ${then.from}–${then.to - 1}; whole tokens.`);
+  if (then) parts.push(`Kept: frames ${first.from}–${first.to - 1} (${(first.to / 24).toFixed(2)} s), regenerated: ${then.from}–${then.to - 1}; whole blocks.`);
   return parts.join(" ");
 }

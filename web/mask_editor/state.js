@@ -28,7 +28,7 @@ export function freshState() {
     reshaping: false,
     comparing: false,
     helping: false,
-    wipe: 0.5,
+    wipe: 1 / 3,
     full: false,
     playing: false,
     heard: /** @type {import("./playing.js").Heard} */ ("source"),

@@ -4,7 +4,7 @@ const CSS = `
 .h3-mask { --h3-line: var(--border-color, #4e4e4e); display: flex; flex-direction: column; gap: 4px; width: 100%;
   height: 100%; min-height: 0; box-sizing: border-box; padding: 4px; outline: none; font: 12px/1.35 sans-serif;
   color: var(--input-text, #ddd); background: var(--comfy-menu-bg, #353535); border: 1px solid var(--h3-line);
-  border-radius: 6px; user-select: none; -webkit-user-select: none; container-type: inline-size; overflow: hidden; }
+  border-radius: 6px; user-select: none; -webkit-user-select: none; container-type: inline-size; overflow: hidden auto; }
 .isLOD .lg-node-widgets .h3-mask-place { pointer-events: auto; }
 .h3-mask:focus-visible, .h3-mask :focus-visible { outline: 2px solid #5b9dff; outline-offset: -2px; }
 .h3-mask-bar { display: flex; flex-wrap: wrap; gap: 3px 6px; align-items: center; }
@@ -34,6 +34,7 @@ const CSS = `
 .h3-mask [hidden] { display: none !important; }
 .h3-mask-foot { flex: none; display: flex; flex-direction: column; gap: 4px; }
 .h3-mask-slot { height: 54px; overflow: auto; }
+@container (max-width: 660px) { .h3-mask-slot { height: 82px; } }
 .h3-mask-slot p { margin: 0; opacity: .75; }
 .h3-mask-layers { display: flex; flex: 1 1 200px; flex-wrap: wrap; gap: 3px; height: 56px; overflow: auto; align-items: center; }
 .h3-mask-layer { display: inline-flex; border: 1px solid var(--h3-line); border-radius: 4px; overflow: hidden; }

@@ -60,7 +60,7 @@ export function rowsOf(height, linked) {
   /** @type {[RowName, string, number][]} */
   const parts = [["keys", "layer", 2], ["video", "picture", 3], ["audio0", linked ? "sound" : "left", linked ? 3 : 2]];
   if (!linked) parts.push(["audio1", "right", 2]);
-  parts.push(["bands", "tokens", 2]);
+  parts.push(["bands", "blocks", 2]);
   const unit = (height - 4 * parts.length) / parts.reduce((sum, part) => sum + part[2], 0);
   let top = 2;
   return parts.map(([name, label, share]) => {

@@ -5,7 +5,7 @@ import { addLayer, changeLayer, freeId, moveWhole, putKey } from "./edits.js";
 import { changesToken, whyNothing } from "./effect.js";
 import { tokenOfFrame } from "./grid.js";
 import { addToGroup, changeGroup, groupOf, takesStroke, transformGroup } from "./groups.js";
-import { layerUnder } from "./picture.js";
+import { knobOf, layerUnder } from "./picture.js";
 import { pointOf, resample } from "./document.js";
 import { panBy, toFractions, zoomAt } from "./viewport.js";
 import { pointOn } from "./dom.js";
@@ -20,7 +20,6 @@ import { pointOn } from "./dom.js";
 const NEAR = 1.5; // pixels of the canvas between two points of a stroke, at least
 const SLACK = 0.75; // pixels of the canvas by which a finished path may differ from the hand's
 const MIN_SIDE = 2; // pixels of the canvas
-const WIPE_REACH = 8;
 const WHEEL = 1.0015;
 
 /** @type {Record<Tool, Layer["kind"]>} */
@@ -76,9 +75,9 @@ export function listenToPicture(editor, canvas) {
 function gestureOf(editor, canvas, event) {
   if (event.button === 1 || event.button === 2) return "pan";
   if (event.button !== 0) return null;
-  const [x] = pointOn(canvas, event);
-  const box = editor.box();
-  if (editor.comparing && Math.abs(x - box.left - editor.wipe * box.width) < WIPE_REACH) return "wipe";
+  const [x, y] = pointOn(canvas, event);
+  const knob = editor.comparing ? knobOf(editor) : null;
+  if (knob && Math.hypot(x - knob.x, y - knob.y) <= knob.radius) return "wipe";
   if (!editor.editable) {
     if (editor.moved) editor.say("This edit is of another shot: move it to this one, or start a new one, with the buttons above.");
     return null;

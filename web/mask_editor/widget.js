@@ -5,7 +5,7 @@ import { make } from "./dom.js";
 import { MaskEditor } from "./editor.js";
 import { FactsStore } from "./frames.js";
 import { runsOf } from "./runs.js";
-import { downstream, originOfLatent, resultInGraph, sizeInGraph, sourceInGraph, stepsInGraph, upstream, valueOf } from "./graph.js";
+import { downstream, missingClip, originOfLatent, resultInGraph, sizeInGraph, sourceInGraph, stepsInGraph, upstream, valueOf } from "./graph.js";
 
 /** @typedef {import("../../../scripts/app.js").GraphNode} GraphNode */
 /** @typedef {import("../../../scripts/app.js").App} App */
@@ -78,6 +78,7 @@ export function attachEditor(node, app) {
     carried: () => current()?.carried ?? null,
     edited: () => shown !== null && shown.text !== text.value,
     notes: () => current()?.notes ?? [],
+    missing: () => missingClip(node, (file) => facts.lacks(file)),
     connected: () => originOfLatent(node) !== null,
     source: (gone) => {
       const key = current()?.key ?? (sourceInGraph(node) ? null : shown?.key);
