@@ -93,7 +93,8 @@ def masks_text(facts: Mapping[str, Any]) -> str:
 def mask_report_text(report: Mapping[str, Any]) -> str:
     """Return how much is made anew, and which time that really touches; ``report`` are the fields of a `MaskReport`."""
     shares = _percent(report["video_percent"]), _percent(report["audio_percent"])
-    lines = [f"Made anew: {shares[0]} of picture rows, {shares[1]} of sound rows"]
+    # The editor shades cells, a quarter of the squares that the model works in: say which of both is counted.
+    lines = [f"Made anew: {shares[0]} of the picture's 32x32 squares, {shares[1]} of the sound"]
     if report["video_frames"]:
         first, end = report["video_frames"]
         lines.append(f"Picture: {_span(report['video_seconds'])} (frames {first} to {end - 1})")

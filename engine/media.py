@@ -14,8 +14,9 @@ An edit has the part ``masks`` besides: video_noise_mask [1, 1, T, H/16, W/16] a
 of the whole video.
 
 Facts: ``width``, ``height``, ``frames``, ``seconds``; of a source ``own_frames``, ``own_audio_latents``, what of it was
-not added; of an edit ``source_frames``, ``mask_levels``; ``conditions`` (keyframes, then guides): ``frame``,
-``frames``, ``audio_latents``; ``references``: ``kind``, ``width``, ``height``,
+not added, and ``own_width``, ``own_height`` of its pictures before they were fitted; of an edit ``source_frames``,
+``mask_levels``; ``conditions`` (keyframes, then guides): ``frame``, ``frames``, ``audio_latents``; ``references``:
+``kind``, ``width``, ``height``,
 ``frames``, ``audio_latents``, ``rows``, ``share`` (of the packed sequence without its text). Exit status 0 with a
 result; every `EngineError` is one.
 """
@@ -91,7 +92,10 @@ def _prepare_edit(request: Generate, edit: SourceEdit, job: MediaJob) -> tuple[G
 
 def _own_facts(source: Canvas) -> dict[str, int]:
     assert source.own is not None
-    return dict(zip(OWN_FACTS, (source.own.frames, source.own.audio_latents), strict=True))
+    facts = dict(zip(OWN_FACTS, (source.own.frames, source.own.audio_latents), strict=True))
+    if source.own_size is not None:
+        facts["own_width"], facts["own_height"] = source.own_size
+    return facts
 
 
 def _prepare_conditions(

@@ -33,12 +33,17 @@ _ROUNDING = geometry.SAMPLE_RATE // 1000
 
 @dataclasses.dataclass(frozen=True)
 class Canvas:
-    """The video that media are prepared for: pixels, and pixel frames 17n+5; of a source what of it is the clip's."""
+    """The video that media are prepared for: pixels, and pixel frames 17n+5.
+
+    Attributes:
+        own: of a source, what of it is the clip's. own_size: of its pictures, (width, height), before they were fitted.
+    """
 
     width: int
     height: int
     frames: int
     own: OwnLength | None = None
+    own_size: tuple[int, int] | None = None
 
 
 def in_packed_order(keyframes: Sequence[Keyframe]) -> tuple[Keyframe, ...]:
@@ -153,7 +158,7 @@ def prepare_source(
     part = job.part("source")
     if source.media is None:
         return _source_sound_alone(job, source, part, width=width, height=height, frames=frames, path=path)
-    found = _source_pictures(job, source, part, width=width, height=height, frames=frames, path=path)
+    found, size = _source_pictures(job, source, part, width=width, height=height, frames=frames, path=path)
     total = frames or geometry.snap_frames(max(found.frames, geometry.MIN_FRAMES))
     if found.frames > total:
         job.warn("media_cut", f"The source was cut to {total} frames ({seconds_of(total):.2f} s).")
@@ -163,7 +168,7 @@ def prepare_source(
         _tell_of_held(job, found.frames, total, edit)
     sound, samples = _source_sound(job, source, total, path=path)
     part.finish(sound)
-    return Canvas(part.width, part.height, total, _own_length(min(found.frames, total), samples, total))
+    return Canvas(part.width, part.height, total, _own_length(min(found.frames, total), samples, total), size)
 
 
 def _tell_of_held(job: MediaJob, frames: int, total: int, edit: SourceEdit | None) -> None:
@@ -204,12 +209,15 @@ def _source_pictures(
     height: int | None,
     frames: int | None,
     path: str,
-) -> Found:
+) -> tuple[Found, tuple[int, int]]:
+    """Write the pictures; return what was found, and their size (width, height) as they came."""
     assert source.media is not None
+    came: list[tuple[int, int]] = []
     field = f"request.{path}.media"
     longest = geometry.snap_frames(max(geometry.MIN_FRAMES, round(job.limits.max_seconds * geometry.FPS)))
 
     def size(own_width: int, own_height: int) -> tuple[int, int]:
+        came.append((own_width, own_height))
         if width is not None and height is not None:
             return width, height
         multiple = job.facts.canvas_multiple
@@ -233,7 +241,7 @@ def _source_pictures(
             value=round(length, 3),
             remedy="Cut it, send frames to use its start alone, or raise --max-seconds.",
         )
-    return found
+    return found, came[0]
 
 
 def _source_sound(job: MediaJob, source: Source, frames: int, *, path: str) -> tuple[Waveform | None, int | None]:

@@ -179,4 +179,6 @@ class H3EngineEncodeMedia(io.ComfyNode):  # type: ignore[misc]
 
 
 def _report(facts: dict[str, Any]) -> str:
-    return f"{facts['width']}x{facts['height']}, {facts['frames']} frames ({facts['frames'] / FPS:.2f} s)"
+    size, own = (facts["width"], facts["height"]), (facts.get("own_width"), facts.get("own_height"))
+    came = f" (from {own[0]}x{own[1]}: scaled and cropped)" if None not in own and own != size else ""
+    return f"{size[0]}x{size[1]}{came}, {facts['frames']} frames ({facts['frames'] / FPS:.2f} s)"

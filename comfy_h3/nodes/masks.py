@@ -220,7 +220,10 @@ def _source_notes(images: torch.Tensor | None, shot: Shot, *, fps: float) -> lis
     count, (height, width) = len(kept.clock_order(len(images), fps=fps)), images.shape[1:3]
     ratio = width * shot.height / (height * shot.width)
     if not 1 / 1.05 <= ratio <= 1.05:
-        return [f"Note: source_images are {width}x{height}, the latent {shot.width}x{shot.height}: another aspect."]
+        return [
+            f"Note: source_images are {width}x{height}, the latent {shot.width}x{shot.height}: they are scaled and "
+            "cropped to its shape, and so is the result. A clip whose sides are multiples of 32 keeps its pixels."
+        ]
     # The last chunk may hold the clip's last picture.
     if not 0 <= shot.frames - count < 17:
         return [f"Note: source_images last {count} frames at {FPS} fps, the latent {shot.frames}."]

@@ -110,10 +110,10 @@ async def test_what_will_happen_is_said_before_and_after(comfyui: ComfyUI) -> No
     # What an earlier test ran is not run again, and not told again.
     run = await finished(comfyui, shot(feather=2) | storing(made=["sample", 0]))
     said = run.texts("mask")[-1]
-    assert said.startswith("Made anew: 9% of picture rows, 22% of sound rows")
+    assert said.startswith("Made anew: 9% of the picture's 32x32 squares, 22% of the sound")
     assert "Picture: 0.38 to 1.25 s (frames 9 to 29)" in said
     assert "Sound: 1.000 to 2.000 s (outward to whole latents of 25 ms)" in said
-    assert "Made anew: 9% of picture rows" in run.texts("sample")[-1]
+    assert "Made anew: 9% of the picture's 32x32 squares" in run.texts("sample")[-1]
     again = await finished(comfyui, shot(feather=1))
     assert "The last run of this size took" in again.texts("mask")[-1]
     left = left_by(again, "mask", "h3_mask")
@@ -302,7 +302,7 @@ async def test_what_comes_after_a_lengthened_clip_begins_where_the_clip_ends(com
     ("name", "said", "frames"),
     [
         ("inpaint", "0% of rows will change", OWN),
-        ("redo_sound", "0% of picture rows, 100% of sound rows", OWN),
+        ("redo_sound", "0% of the picture's 32x32 squares, 100% of the sound", OWN),
         ("extend", "52 → 90 frames", 90),
     ],
 )
