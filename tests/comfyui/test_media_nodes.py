@@ -162,8 +162,9 @@ async def test_a_clip_is_encoded_for_editing_and_decoded_again(comfyui: ComfyUI,
     for unused in ("encode", "latent", "sample"):
         del prompt[unused]
     run = await finished(comfyui, prompt)
-    assert shown(run) == {"samples": [[1, 24, 17, 4, 4], [1, 32, 2, 93]]}
-    assert "64x64, 56 frames (2.33 s)" in run.texts("media")[-1]
+    assert shown(run)["samples"] == [[1, 24, 17, 4, 4], [1, 32, 2, 93]]
+    assert shown(run)["h3_own_length"]["frames"] == 52
+    assert "64x64 (from 64x48: scaled and cropped), 56 frames (2.33 s)" in run.texts("media")[-1]
     assert video_facts(saved(comfyui, run)).frames == 56
 
 
