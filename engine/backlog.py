@@ -2,7 +2,7 @@
 
 Rank 0 alone waits, and only where all ranks meet (no collective that could time out is open), so that a slow taker
 slows the decoding down and nothing piles up in the run folder. A cancellation ends the wait; the controller cancels
-when it lasts too long (`controller_chunks`). Raises nothing.
+when it lasts too long (`controller.chunks`). Raises nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What of a job's stages is known already, and what of them is kept for later jobs.
 
-The controller decides both (`controller_cache`) and names them by kind: ``text``, what the prompt becomes;
+The controller decides both (`controller.cache`) and names them by kind: ``text``, what the prompt becomes;
 ``conditions``, what keyframes, guides and references become; ``source``, what a clip to edit becomes. Every rank is
 told the same, so all skip a stage or none. Promise: what is read is bit for bit what was made. Raises OSError when the
 disk is full.

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "memory.md"
 sys.path.insert(0, str(ROOT))
 
-from engine.cli import main  # noqa: E402 - the project's folder is put on the path first
+from engine.cli.main import main  # noqa: E402 - the project's folder is put on the path first
 from engine.config_presets import preset_names  # noqa: E402
 
 

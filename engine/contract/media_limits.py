@@ -1,6 +1,6 @@
 """How many media a request may carry, how long and how large: one table, and a function for each rule.
 
-`check_media` counts before anything is read; the rest is called with what reading found (``engine/media*.py``).
+`check_media` counts before anything is read; the rest is called with what reading found (``engine/media/``).
 Durations are those of the decoded frames at 24 fps and of the decoded samples. All raise `RequestError` naming field,
 value and remedy: ``media_limit``, or ``bad_aspect``.
 """

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from ..contract.errors import EngineError, JobError, RequestError
-from ..controller import Controller
+from ..controller.controller import Controller
 from .auth import check_client
 from .forms import MAX_JSON_BYTES
 from .routes import CONNECTIONS, CONTROLLER, ROUTES

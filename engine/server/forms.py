@@ -18,8 +18,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from ..contract.errors import EngineBusyError, RequestError
 from ..contract.fields import parse_json
-from ..controller import Controller
-from ..controller_folder import folder_busy
+from ..controller.controller import Controller
+from ..controller.folder import folder_busy
 from .uploads import MAX_PARTS, check_room, is_part_name, too_large
 
 REQUEST_FIELD = "request"

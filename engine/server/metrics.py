@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from ..contract.requests import STAGES
 from ..contract.version import ENGINE_VERSION
-from ..controller import Controller
-from ..controller_jobs import STATES
+from ..controller.controller import Controller
+from ..controller.jobs import STATES
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 STATUSES = ("loading", "ready", "busy", "restarting", "dead")

@@ -12,8 +12,8 @@ from aiohttp import web
 
 from ..contract.errors import RequestError
 from ..contract.requests import Generate, parse_request
-from ..controller import Controller
-from ..controller_jobs import Job
+from ..controller.controller import Controller
+from ..controller.jobs import Job
 from .forms import Form, read_form
 from .metrics import CONTENT_TYPE, render_metrics
 from .uploads import check_job_id, read_headers

@@ -16,7 +16,7 @@ from ..contract.framing import TensorInfo, read_header
 from ..contract.messages import Submit
 from ..contract.requests import Echo, Request, file_parts, input_parts, media_of, optional_parts
 from ..contract.tensors import Headers
-from ..controller_folder import RunFolder, folder_busy
+from ..controller.folder import RunFolder, folder_busy
 from ..wire import PartWriter
 
 MAX_PARTS = 160

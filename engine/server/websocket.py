@@ -22,8 +22,8 @@ from ..contract.fields import parse_json
 from ..contract.messages import Cancel, Failed, Received, Resume, Submit, event_to_dict, parse_to_engine
 from ..contract.requests import parse_request
 from ..contract.version import PROTOCOL_VERSION
-from ..controller import Controller
-from ..controller_jobs import Job, Sent
+from ..controller.controller import Controller
+from ..controller.jobs import Job, Sent
 from ..wire import read_slice
 from .uploads import MAX_UPLOADS, Upload, check_announcement, check_job_id
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from engine.cli_serve import add_arguments
+from engine.cli.serve import add_arguments
 from engine.config import build_config
 
 

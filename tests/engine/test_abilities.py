@@ -13,9 +13,9 @@ from engine.checkpoint import Checkpoint, open_checkpoint
 from engine.config import build_config
 from engine.contract.errors import RequestError
 from engine.contract.requests import parse_request
-from engine.controller import Controller
-from engine.controller_abilities import check_abilities
-from engine.controller_folder import open_run_folder
+from engine.controller.abilities import check_abilities
+from engine.controller.controller import Controller
+from engine.controller.folder import open_run_folder
 
 PICTURE = {"part": "picture"}
 REFERENCE = {"kind": "image", "media": PICTURE}

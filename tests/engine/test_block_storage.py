@@ -33,7 +33,7 @@ from engine.parallel.layout import Layout
 from engine.parallel.mesh import Mesh
 from engine.parallel.sharding import apply_sequence_parallel
 from engine.placement import Held, Needs, compute_dtype, flat_bytes, is_reduced, stored
-from engine.planner_weights import ServedModel, Setup, unpacked_bytes
+from engine.planner.weights import ServedModel, Setup, unpacked_bytes
 from engine.rank_options import OffloadOptions, ParallelOptions, RankOptions
 from tests.support.live_bytes import LiveBytes
 from tests.support.rank_group import run_on_ranks

@@ -19,8 +19,8 @@ from pathlib import Path
 import av
 import pytest
 
-from engine.cli import COMMANDS, build_parser, exit_status
-from engine.cli_output import ProgressBar, tell
+from engine.cli.main import COMMANDS, build_parser, exit_status
+from engine.cli.output import ProgressBar, tell
 from engine.contract.errors import ConfigError, EngineBusyError, EngineDeadError, JobCancelled, JobError, RequestError
 from engine.contract.limits import DEFAULT_STEPS
 from tests.support.engine_process import ROOT, EngineProcess

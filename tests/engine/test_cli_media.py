@@ -10,10 +10,10 @@ from typing import Any
 import av
 import pytest
 
-from engine.cli_client import numbered
-from engine.cli_edit import add_edit_arguments, edit_of_arguments
-from engine.cli_files import in_options
-from engine.cli_media import add_media_arguments, media_of_arguments
+from engine.cli.client import numbered
+from engine.cli.edit import add_edit_arguments, edit_of_arguments
+from engine.cli.files import in_options
+from engine.cli.media import add_media_arguments, media_of_arguments
 from engine.contract.errors import ConfigError
 from engine.contract.requests import parse_request
 from tests.engine.test_cli import QUICK, command

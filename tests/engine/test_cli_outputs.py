@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from engine import cli_delivery
-from engine.cli_delivery import Delivery
-from engine.cli_files import in_options
-from engine.cli_places import check_place, free_name, move
+from engine.cli import delivery as cli_delivery
+from engine.cli.delivery import Delivery
+from engine.cli.files import in_options
+from engine.cli.places import check_place, free_name, move
 from engine.contract.errors import ConfigError, JobError
 from engine.contract.latent_file import describe
 from tests.engine.test_cli import QUICK, command

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from engine import config_devices
-from engine.cli_serve import add_arguments
+from engine.cli.serve import add_arguments
 from engine.config import OPTIONS, EngineConfig, build_config, is_loopback
 from engine.config_devices import Devices
 from engine.config_layout import check_layout
 from engine.config_vae import check_tiles, tile_warnings
 from engine.contract.errors import ConfigError
 from engine.contract.limits import ModelFacts
-from engine.controller_fleet import _layout_flags, _vae_flags
+from engine.controller.fleet import _layout_flags, _vae_flags
 from engine.fleet import parse_arguments
 from engine.rank_options import ModelOptions, ParallelOptions, RankOptions, VaeOptions
 from engine.stacks_shares import kept_components

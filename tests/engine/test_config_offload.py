@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine import config_devices
-from engine.cli_serve import add_arguments
+from engine.cli.serve import add_arguments
 from engine.config import OPTIONS, EngineConfig, build_config, merge_options
 from engine.config_devices import Devices, memory_to_use
 from engine.config_presets import preset_names

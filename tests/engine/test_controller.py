@@ -17,11 +17,11 @@ from engine.contract.errors import EngineBusyError, EngineDeadError, RequestErro
 from engine.contract.limits import Limits
 from engine.contract.messages import StageFinished, event_to_dict
 from engine.contract.requests import EncodePrompt, Generate
-from engine.controller import Controller
-from engine.controller_fleet import FleetProcess
-from engine.controller_folder import open_run_folder
-from engine.controller_jobs import Job
-from engine.planner_capacity import Capacity
+from engine.controller.controller import Controller
+from engine.controller.fleet import FleetProcess
+from engine.controller.folder import open_run_folder
+from engine.controller.jobs import Job
+from engine.planner.capacity import Capacity
 from engine.rank_options import VaeOptions
 from tests.support.jobs import new_id
 
@@ -333,7 +333,7 @@ async def test_a_result_stays_while_its_connection_may_still_come_for_it(control
 async def test_records_are_kept_beyond_their_number_while_they_may_be_asked_for(
     controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.controller_store.KEEP_RECORDS", 1)
+    monkeypatch.setattr("engine.controller.store.KEEP_RECORDS", 1)
     await controller.fleet_said(READY)
     owned = submit(controller, owner=object())
     await end(controller, owned)

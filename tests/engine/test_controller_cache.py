@@ -14,10 +14,10 @@ from engine.contract.checks import Plan
 from engine.contract.limits import Limits
 from engine.contract.messages import Warned, event_to_dict
 from engine.contract.requests import Decode, EncodePrompt, Generate, Request
-from engine.controller import Controller
-from engine.controller_fleet import FleetProcess
-from engine.controller_folder import open_run_folder
-from engine.controller_jobs import Job
+from engine.controller.controller import Controller
+from engine.controller.fleet import FleetProcess
+from engine.controller.folder import open_run_folder
+from engine.controller.jobs import Job
 from tests.support.jobs import new_id
 
 READY = {"op": "ready", "info": {"device": "cpu", "dtype": "float32", "backend": "gloo"}}

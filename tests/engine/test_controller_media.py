@@ -13,18 +13,18 @@ from typing import Any
 import psutil
 import pytest
 
-from engine import controller_media
 from engine.checkpoint import Checkpoint, open_checkpoint
 from engine.config import build_config
 from engine.contract.checks import check_request
 from engine.contract.errors import JobError, RequestError
 from engine.contract.limits import Limits, ModelFacts
 from engine.contract.requests import STAGES, Generate, parse_request
-from engine.controller import Controller
-from engine.controller_fleet import FleetProcess
-from engine.controller_folder import open_run_folder
-from engine.controller_jobs import Job
-from engine.controller_media import ReadMedia, read_media
+from engine.controller import media as controller_media
+from engine.controller.controller import Controller
+from engine.controller.fleet import FleetProcess
+from engine.controller.folder import open_run_folder
+from engine.controller.jobs import Job
+from engine.controller.media import ReadMedia, read_media
 from tests.support.jobs import QUICK, new_id
 from tests.support.media_files import encoded, gradient
 from tests.support.processes import command_of

@@ -14,9 +14,9 @@ from engine.contract.errors import ConfigError, EngineBusyError, JobCancelled, J
 from engine.contract.framing import pack_slice, unpack_slice
 from engine.contract.messages import Done, Output, Part, Queued, StageStarted, Started, Step, Submit
 from engine.contract.requests import Echo, Generate
-from engine.controller_chunks import Chunks
-from engine.controller_folder import LEAST_ROOM, RunFolder, open_run_folder
-from engine.controller_jobs import Job, with_latents
+from engine.controller.chunks import Chunks
+from engine.controller.folder import LEAST_ROOM, RunFolder, open_run_folder
+from engine.controller.jobs import Job, with_latents
 from engine.server.uploads import Upload, check_announcement
 from engine.wire import PartWriter, describe_part, hash_file, read_slice
 

@@ -10,8 +10,8 @@ import pytest
 
 from engine.checkpoint import open_checkpoint
 from engine.models.pieces import Piece
-from engine.planner_shapes import is_computed
-from engine.planner_weights import ServedModel, Setup, rank_tensors
+from engine.planner.shapes import is_computed
+from engine.planner.weights import ServedModel, Setup, rank_tensors
 from engine.rank_options import ParallelOptions
 from tests.support.rank_group import run_on_ranks
 

@@ -22,10 +22,10 @@ from engine.parallel.layout import Layout
 from engine.parallel.mesh import Mesh
 from engine.parallel.sharding import apply_sequence_parallel
 from engine.placement_modulation import modulation_table_bytes, most_levels
-from engine.planner_activations import step_table_bytes, table_bytes
-from engine.planner_request import RequestSize
-from engine.planner_sizes import RELEASED
-from engine.planner_weights import ServedModel, Setup
+from engine.planner.activations import step_table_bytes, table_bytes
+from engine.planner.request import RequestSize
+from engine.planner.sizes import RELEASED
+from engine.planner.weights import ServedModel, Setup
 from engine.rank_options import OffloadOptions, ParallelOptions
 from engine.stages.base import Latents, PromptEmbeds
 from engine.stages.denoise import denoise

@@ -16,17 +16,17 @@ import torch
 from PIL import Image
 
 from engine.checkpoint import open_checkpoint
-from engine.cli import main
+from engine.cli.main import main
 from engine.config_presets import preset_names
 from engine.models.loading import load_models
 from engine.offload.owner import weights_of
 from engine.placement import Needs, plan_placement
-from engine.planner import Hardware, make_plan, needs_of, place
-from engine.planner_model import read_model, released_model
-from engine.planner_request import RequestSize
-from engine.planner_search import longest, nearest, options_of, search
-from engine.planner_time import Speeds
-from engine.planner_weights import Setup, rank_weights
+from engine.planner.model import read_model, released_model
+from engine.planner.plan import Hardware, make_plan, needs_of, place
+from engine.planner.request import RequestSize
+from engine.planner.search import longest, nearest, options_of, search
+from engine.planner.time import Speeds
+from engine.planner.weights import Setup, rank_weights
 from engine.rank_options import OffloadOptions, ParallelOptions, RankOptions, VaeOptions
 from scripts.memory_tables import PAGE, fill
 from tests.support.engine_process import ROOT

@@ -23,14 +23,14 @@ from engine.models.loading import load_models
 from engine.packing import Block, build_layout, latent_grid
 from engine.parallel import accounting
 from engine.placement import ITEM_BYTES, NO_NEEDS, Held, compute_dtype, plan_placement
-from engine.planner_activations import rank_needs, rank_stages
-from engine.planner_activations_transformer import RankRows, transformer_sizes
-from engine.planner_flops import attention_products, transformer_flops
-from engine.planner_request import MediumSize, count_rows, vision_grid
-from engine.planner_shapes import component_shapes, is_computed
-from engine.planner_sizes import RELEASED, Config
-from engine.planner_time import Speeds, link_bytes, run_seconds, step_seconds
-from engine.planner_weights import ServedModel, Setup, rank_tensors, rank_weights
+from engine.planner.activations import rank_needs, rank_stages
+from engine.planner.activations_transformer import RankRows, transformer_sizes
+from engine.planner.flops import attention_products, transformer_flops
+from engine.planner.request import MediumSize, count_rows, vision_grid
+from engine.planner.shapes import component_shapes, is_computed
+from engine.planner.sizes import RELEASED, Config
+from engine.planner.time import Speeds, link_bytes, run_seconds, step_seconds
+from engine.planner.weights import ServedModel, Setup, rank_tensors, rank_weights
 from engine.rank_options import PARTITIONS, WEIGHTED, OffloadOptions, ParallelOptions, VaeOptions
 from engine.stacks import FULL_PRECISION
 from engine.stacks_shares import kept_components

@@ -13,13 +13,13 @@ import torch
 from engine.checkpoint import open_checkpoint
 from engine.contract.geometry import SAMPLES_PER_AUDIO_LATENT
 from engine.placement import compute_dtype
-from engine.planner_activations import StageBytes, always_bytes, rank_needs, rank_stages, step_table_bytes
-from engine.planner_activations_sound import decode_sound_peak, encode_sound_peak
-from engine.planner_activations_transformer import RankRows, transformer_peak
-from engine.planner_activations_vae import TileCount, count_chunks, slot_count, vae_weights
-from engine.planner_request import MediumSize, RequestSize
-from engine.planner_sizes import RELEASED
-from engine.planner_weights import ServedModel, Setup, held_bytes, rank_tensors, rank_weights
+from engine.planner.activations import StageBytes, always_bytes, rank_needs, rank_stages, step_table_bytes
+from engine.planner.activations_sound import decode_sound_peak, encode_sound_peak
+from engine.planner.activations_transformer import RankRows, transformer_peak
+from engine.planner.activations_vae import TileCount, count_chunks, slot_count, vae_weights
+from engine.planner.request import MediumSize, RequestSize
+from engine.planner.sizes import RELEASED
+from engine.planner.weights import ServedModel, Setup, held_bytes, rank_tensors, rank_weights
 from engine.rank_options import ParallelOptions, VaeOptions
 from engine.vae import chunks, crew, tiles
 from engine.vae.sound_slices import sliced

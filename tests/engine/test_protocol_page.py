@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engine.contract import edits, errors, framing, media, messages, requests, version
-from engine.controller_jobs import STATES
+from engine.controller.jobs import STATES
 from engine.server.metrics import STATUSES
 from engine.server.routes import ROUTES
 from engine.server.uploads import MAX_PARTS

@@ -16,9 +16,9 @@ from aiohttp.test_utils import TestServer
 from engine.checkpoint import open_checkpoint
 from engine.config import build_config
 from engine.contract.limits import Limits
-from engine.controller import Controller
-from engine.controller_fleet import FleetProcess
-from engine.controller_folder import RunFolder, open_run_folder
+from engine.controller.controller import Controller
+from engine.controller.fleet import FleetProcess
+from engine.controller.folder import RunFolder, open_run_folder
 from engine.server.app import build_app
 from tests.support.forms import CONTENT_TYPE, form
 from tests.support.jobs import QUICK

@@ -22,9 +22,9 @@ from engine.contract.errors import EngineBusyError, RequestError
 from engine.contract.framing import pack_slice
 from engine.contract.limits import Limits
 from engine.contract.version import PROTOCOL_VERSION
-from engine.controller import Controller
-from engine.controller_fleet import FleetProcess
-from engine.controller_folder import open_run_folder
+from engine.controller.controller import Controller
+from engine.controller.fleet import FleetProcess
+from engine.controller.folder import open_run_folder
 from engine.server.app import build_app
 from engine.server.uploads import MAX_PARTS, MAX_UPLOADS
 from tests.support.jobs import QUICK, new_id, submit_message, tensors, wait_for_event
@@ -126,7 +126,7 @@ async def test_without_a_folder_for_the_parts_the_job_is_refused_and_its_place_i
             raise OSError(24, "Too many open files")
         return make(prefix=prefix, dir=dir)
 
-    monkeypatch.setattr("engine.controller_folder.tempfile.mkdtemp", fail)
+    monkeypatch.setattr("engine.controller.folder.tempfile.mkdtemp", fail)
     async with client.connect(tmp_path) as channel:
         failing = "upload"
         await announce(channel, 1, job_id=job_id)

@@ -13,7 +13,7 @@ from typing import Any
 import av
 import pytest
 
-from engine.cli_client import write_blob
+from engine.cli.client import write_blob
 from engine.client import EngineClient
 from engine.contract.errors import JobCancelled
 from tests.support.cutting_proxy import cutting_proxy

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.cli_client import write_blob
+from engine.cli.client import write_blob
 from engine.client import EngineClient
 from engine.wire import hash_file
 from tests.support.engine_process import EngineProcess

@@ -16,10 +16,10 @@ from engine.parallel.accounting import (
     tensor_sum_bytes,
     weights_bytes,
 )
-from engine.planner_activations import table_bytes
-from engine.planner_activations_transformer import RankRows, transformer_peak
-from engine.planner_request import RequestSize
-from engine.planner_weights import ServedModel, Setup
+from engine.planner.activations import table_bytes
+from engine.planner.activations_transformer import RankRows, transformer_peak
+from engine.planner.request import RequestSize
+from engine.planner.weights import ServedModel, Setup
 from engine.rank_options import ParallelOptions
 from engine.tiny import PRESETS
 from tests.support.rank_group import run_on_ranks

@@ -22,7 +22,7 @@ from diffusers.modular_pipelines.minimax_h3.references import (
 from diffusers.modular_pipelines.modular_pipeline import PipelineState
 from PIL import Image
 
-from engine.media_clock import Clip, Picture, held_pictures
+from engine.media.clock import Clip, Picture, held_pictures
 from tests.support.media_files import (
     TINY,
     MediaRun,

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
-from engine import media
 from engine.contract.limits import Limits, ModelFacts
+from engine.media import prepare as media
 
 TINY = ModelFacts(canvas_short_edge=64, canvas_max_pixels=64 * 128, reference_short_edge=96)
 """Facts of a small model, so that prepared media stay small."""

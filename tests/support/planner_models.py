@@ -11,10 +11,10 @@ from diffusers import AutoencoderKLMiniMaxH3, AutoencoderKLMiniMaxH3Audio, MiniM
 from transformers import Qwen3VLConfig, Qwen3VLModel
 
 from engine.checkpoint_facts import TEXT_LAYERS
-from engine.planner_activations_transformer import RankRows, transformer_sizes
-from engine.planner_request import RequestSize
-from engine.planner_sizes import RELEASED, Config
-from engine.planner_weights import ServedModel
+from engine.planner.activations_transformer import RankRows, transformer_sizes
+from engine.planner.request import RequestSize
+from engine.planner.sizes import RELEASED, Config
+from engine.planner.weights import ServedModel
 from engine.rank_options import ParallelOptions
 
 CLASSES: dict[str, Any] = {

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from engine.cli import build_parser
+from engine.cli.main import build_parser
 from engine.contract import edits, errors, media, messages, requests, version
 from engine.server.routes import ROUTES
 

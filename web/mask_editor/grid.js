@@ -71,7 +71,7 @@ export function gridOf({ width, height, frames }) {
 const MOST_FRAMES = 24 * 60 + 17;
 
 /**
- * Return the size of the latent that a clip becomes where nothing else is asked for (engine/media_conditions.py); null when
+ * Return the size of the latent that a clip becomes where nothing else is asked for (engine/media/conditions.py); null when
  * the engine makes none of it.
  * @param {{ width: number, height: number, frames: number }} clip pixels, frames at 24 a second
  * @returns {Size | null}

@@ -1,0 +1,7 @@
+"""``python -m engine.media JOB.json``."""
+
+from __future__ import annotations
+
+from .prepare import main
+
+main()
