@@ -291,7 +291,7 @@ def test_a_request_that_does_not_fit_wakes_no_rank_and_the_next_job_runs(engine:
     plan = info["plan"]
     assert info["offload"]["offload"]
     assert plan["fits"]
-    assert plan["device_bytes"] == 16_000_000
+    assert plan["device_bytes"] == 15_000_000
     assert plan["ranks"][0]["components"]["transformer"]["host_bytes"] > 0
     with pytest.raises(EngineError) as caught:
         run(engine, tmp_path, TOO_LONG)
