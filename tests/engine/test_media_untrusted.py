@@ -260,7 +260,8 @@ def test_torch_is_loaded_only_to_resample(tmp_path: Path) -> None:
     clip.write_bytes(clip_bytes(tmp_path))
     run = source(tmp_path, clip)
     code = (
-        f"import json, sys\nfrom engine.media import prepare\nresult = prepare.run(json.loads({json.dumps(run.job)!r}))\n"
+        f"import json, sys\nfrom engine.media import prepare\n"
+        f"result = prepare.run(json.loads({json.dumps(run.job)!r}))\n"
         "assert 'error' not in result, result\nassert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60, stdout=subprocess.DEVNULL)
