@@ -1,6 +1,7 @@
 """A clip's sound as a WAV of 16 bits, for the page to play beside its pictures.
 
-One or two channels, at most three minutes, so that an answer is bounded whatever the clip is. Knows nothing of ComfyUI.
+One or two channels, at most as many samples as three minutes of 48 kHz have, so that an answer is bounded whatever the
+clip is. Knows nothing of ComfyUI.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the stages of a job took on its devices, against what was planned for it.
 
 Only what an accelerator's allocator counted is compared: a process' memory on a CPU holds more than was planned. The
-share of the device's driver and libraries (`planner.OVERHEAD`), which no allocator counts, is left as a margin. Raises
+share of the device's driver and libraries (`plan.OVERHEAD`), which no allocator counts, is left as a margin. Raises
 nothing.
 """
 

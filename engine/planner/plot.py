@@ -1,6 +1,6 @@
 """Memory of a rank over the stages of a run against its device's memory, as a picture; predicted and measured.
 
-Drawn from a plan's JSON (`planner.describe`), so that a running engine's plan can be drawn too. Needs matplotlib.
+Drawn from a plan's JSON (`plan.describe`), so that a running engine's plan can be drawn too. Needs matplotlib.
 Raises `ConfigError` ``missing_package`` without it, ``config_bad_value`` for a file that cannot be written.
 """
 
@@ -30,7 +30,7 @@ def draw_plan(described: Mapping[str, Any], file: Path, *, memory: Mapping[str, 
     """Write the picture of the fullest rank to ``file`` (PNG, or what its suffix says).
 
     Args:
-        described: see `planner.describe`. memory: of a job that ran on this engine, see `controller.jobs.Job`.
+        described: see `plan.describe`. memory: of a job that ran on this engine, see `controller.jobs.Job`.
 
     Raises:
         ConfigError: see the module.

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.browser import comfyui_page
 from tests.support.comfyui import HOME, ComfyUI
+from tests.support.mask_editor import EditorPage
 from tests.support.workflows import write_media
 
 
@@ -21,6 +23,16 @@ def comfyui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComfyUI]:
     server.wait_until_ready()
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["classic", "vue"])
+def editor(comfyui: ComfyUI, request: pytest.FixtureRequest) -> Iterator[EditorPage]:
+    """Return an editor in one renderer; each test loads its own graph."""
+    with comfyui_page(comfyui, vue_nodes=request.param) as page:
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        yield EditorPage(page)
+        assert errors == []
 
 
 def make_t2va(**changes: Any) -> dict[str, Any]:

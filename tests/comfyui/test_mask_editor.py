@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from PIL import Image
 from safetensors.numpy import load_file
 
-from tests.support.browser import comfyui_page
 from tests.support.comfyui import ROOT, ComfyUI
 from tests.support.mask_editor import EditorPage, circle, mask_graph
 
@@ -24,16 +22,6 @@ ARTIFACTS = ROOT / "artifacts"
 
 in_one_renderer = pytest.mark.parametrize("editor", [True], ids=["vue"], indirect=True)
 """For what no renderer changes; Vue nodes are the ones that step in between."""
-
-
-@pytest.fixture(scope="module", params=[False, True], ids=["classic", "vue"])
-def editor(comfyui: ComfyUI, request: pytest.FixtureRequest) -> Iterator[EditorPage]:
-    """Return an editor in one renderer; each test loads its own graph."""
-    with comfyui_page(comfyui, vue_nodes=request.param) as page:
-        errors: list[str] = []
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        yield EditorPage(page)
-        assert errors == []
 
 
 def test_what_is_painted_at_two_zooms_is_shaded_and_lies_on_the_latent(
@@ -351,7 +339,8 @@ def test_what_changes_nothing_or_replaces_something_says_so_at_once(editor: Edit
     editor.press("e", *"[[[[[[[[")
     editor.path([(0.4, 0.5), (0.6, 0.5)])
     assert editor.document()["layers"][1]["mode"] == "erase"
-    assert "only once all of it is erased" in caption(editor)
+    # What a stroke changed is looked into a little at a time, while the page goes on.
+    editor.page.locator("[data-part=caption]", has_text="only once all of it is erased").wait_for(timeout=10_000)
     editor.press(*"]]]]]]]]]]]]]]]")
     editor.path([(0.4, 0.5), (0.6, 0.5)])
     assert caption(editor) == "", "what was said of the stroke before is over"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.support.browser import comfyui_page
 from tests.support.comfyui import ComfyUI
 from tests.support.mask_editor import EditorPage, mask_graph
 from tests.support.media_files import write_clip
@@ -22,16 +20,6 @@ _HEARD = """() => { window.heard = []; window.queued = 0; app.queuePrompt = asyn
     window.addEventListener('keydown', (event) => window.heard.push(
         [event.ctrlKey && 'Ctrl', event.shiftKey && 'Shift', event.key].filter(Boolean).join('+'))); }"""
 _GRAPH_VIEW = "() => [app.canvas.ds.scale, ...app.canvas.ds.offset]"
-
-
-@pytest.fixture(scope="module", params=[False, True], ids=["classic", "vue"])
-def editor(comfyui: ComfyUI, request: pytest.FixtureRequest) -> Iterator[EditorPage]:
-    """Return an editor in one renderer; each test loads its own graph."""
-    with comfyui_page(comfyui, vue_nodes=request.param) as page:
-        errors: list[str] = []
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        yield EditorPage(page)
-        assert errors == []
 
 
 def test_the_wheel_is_the_graphs_until_the_editor_has_the_focus(editor: EditorPage) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from engine.client import EngineClient
 from tests.support.engine_process import EngineProcess
+from tests.support.ranks import Fleet
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +28,14 @@ async def client(engine: EngineProcess) -> AsyncIterator[EngineClient]:
     """Return a client of the shared engine."""
     async with EngineClient(engine.url) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def fleet(tiny_checkpoint: Path) -> Iterator[Fleet]:
+    """Return two ranks without a server, for the tests of one file."""
+    fleet = Fleet(tiny_checkpoint, ranks=2)
+    try:
+        fleet.wait_ready()
+        yield fleet
+    finally:
+        fleet.close()

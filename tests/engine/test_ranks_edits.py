@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,6 @@ pytestmark = pytest.mark.ranks
 SIZES: dict[str, Any] = {"width": 64, "height": 32, "frames": 22}
 DENOISE: dict[str, Any] = {"task": "denoise", **SIZES, "steps": 2, "seed": 3}
 STREAMS = ("video", "audio")
-
-
-@pytest.fixture(scope="module")
-def fleet(tiny_checkpoint: Path) -> Iterator[Fleet]:
-    fleet = Fleet(tiny_checkpoint, ranks=2)
-    try:
-        fleet.wait_ready()
-        yield fleet
-    finally:
-        fleet.close()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +29,6 @@ SMALL: dict[str, Any] = {
     "frames": 22,
     "steps": 2,
 }
-
-
-@pytest.fixture(scope="module")
-def fleet(tiny_checkpoint: Path) -> Iterator[Fleet]:
-    fleet = Fleet(tiny_checkpoint, ranks=2)
-    try:
-        fleet.wait_ready()
-        yield fleet
-    finally:
-        fleet.close()
 
 
 def assert_serves_the_next_job(fleet: Fleet) -> None:

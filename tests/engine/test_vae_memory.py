@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
@@ -268,16 +268,6 @@ def test_caches_are_freed_between_the_two_tries() -> None:
     with pytest.raises(JobError, match="nothing of ours"):
         room.make(call, what="it", stage="test")
     assert told == ["tried", "freed", "tried"]
-
-
-@pytest.fixture(scope="module")
-def fleet(tiny_checkpoint: Path) -> Iterator[Fleet]:
-    fleet = Fleet(tiny_checkpoint, ranks=2)
-    try:
-        fleet.wait_ready()
-        yield fleet
-    finally:
-        fleet.close()
 
 
 WIDE = {"task": "generate", "prompt": "a kite", "width": 288, "height": 64, "frames": 39, "steps": 1}
